@@ -77,8 +77,7 @@ class TrainedModel:
     """A trained model, as returned by `load`. Its methods accept a list of texts or a single text.
 
     Texts are batched by length, and the model is compiled once for each batch shape. The output for a text does not
-    depend on the other texts or the batch size, except for rounding and for FNet, whose output depends on the padded
-    length.
+    depend on the other texts or the batch size, except for rounding.
 
     Attributes:
         model: the model, whose methods are pure functions of `params`.

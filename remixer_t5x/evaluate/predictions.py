@@ -20,6 +20,7 @@ from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.devices import compiler_options
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
+from remixer_t5x.models import interface
 from remixer_t5x.models.decoding import Decoder, Greedy, RowDecoder, StopStrings
 from remixer_t5x.optim.train_step import CompiledStep
 
@@ -87,8 +88,8 @@ class Predictor:
     """Runs the inference functions of a model on a mesh. Each function is compiled once per batch shape.
 
     `vocabulary` defines the end token and is used to match stop strings. If `vocabulary` is None, the end token has id
-    1. `before_batch` is called before each batch, unless it is None. Raises UserError if the batch size is not
-    divisible by the number of batch shards.
+    1. `before_batch` is called before each batch, unless it is None. Inputs are padded to at least `shortest` tokens.
+    Raises UserError if the batch size is not divisible by the number of batch shards.
     """
 
     def __init__(self, model: Any, partitioner: Partitioner, settings: Decoding, vocabulary: Any = None):
@@ -96,6 +97,7 @@ class Predictor:
         self._model, self._partitioner, self._settings = model, partitioner, settings
         lengths = batch_formats.get_max_inference_lengths(settings.feature_lengths)
         self._longest, self._target_length = lengths['inputs'], lengths['targets']
+        self.shortest = self._longest if interface.requires_fixed_length(model) else MIN_PADDED_LENGTH
         self._input = batch_formats.get_input_array_name(model.model_type)
         self.before_batch: Callable[[], None] | None = None
 
@@ -171,7 +173,7 @@ class Predictor:
         if not isinstance(self._settings.decoder, RowDecoder):
             name = format_decoder_name(self._settings.decoder)
             raise UserError(f'decoder must be Greedy() or Sampling() to stream, got {name}')
-        length = round_up_length(len(ids), self._longest)
+        length = round_up_length(len(ids), self._longest, self.shortest)
         batch = self._transfer_batch(
             {
                 self._input: pad_ids([ids], length),
@@ -249,7 +251,7 @@ class Predictor:
         """Runs `function` on `inputs` and `arrays` in batches. Yields (example indices, outputs) for each batch."""
         lengths = [len(ids) for ids in inputs]
         pending: collections.deque = collections.deque()
-        for rows in plan_batches(lengths, self._settings.batch_size, self._longest):
+        for rows in plan_batches(lengths, self._settings.batch_size, self._longest, self.shortest):
             batch = {
                 self._input: pad_ids([inputs[row] for row in rows.examples], rows.length),
                 'number': (rows.examples + first).astype(np.int32),
@@ -318,23 +320,25 @@ class BatchRows(NamedTuple):
     length: int
 
 
-def round_up_length(length: int, longest: int) -> int:
-    """Rounds a length up to a power of two, at least MIN_PADDED_LENGTH and at most `longest`."""
-    size = min(MIN_PADDED_LENGTH, longest)
+def round_up_length(length: int, longest: int, shortest: int = MIN_PADDED_LENGTH) -> int:
+    """Doubles `shortest` until it is at least `length`, and returns the result or, if it is smaller, `longest`."""
+    size = min(shortest, longest)
     while size < min(length, longest):
         size *= 2
     return min(size, longest)
 
 
-def plan_batches(lengths: Sequence[int], batch_size: int, longest: int) -> list[BatchRows]:
+def plan_batches(
+    lengths: Sequence[int], batch_size: int, longest: int, shortest: int = MIN_PADDED_LENGTH
+) -> list[BatchRows]:
     """Groups examples into batches, with the longest examples first, so that out-of-memory errors occur at the start.
 
-    `lengths` contains the number of tokens in each example. `longest` is the maximum padded length of a batch; no
-    example may be longer.
+    `lengths` contains the number of tokens in each example. `longest` and `shortest` are the maximum and minimum padded
+    lengths of a batch; no example may be longer.
     """
     order = np.argsort(-np.asarray(lengths, np.int64), kind='stable')
     batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-    padded = [round_up_length(lengths[int(rows[0])], longest) for rows in batches]
+    padded = [round_up_length(lengths[int(rows[0])], longest, shortest) for rows in batches]
     # If a padded length has few batches, merge it into the next larger padded length.
     for length in sorted(set(padded))[:-1]:
         if padded.count(length) < MIN_BATCHES_PER_SHAPE:

@@ -4,6 +4,7 @@ The arrays in a batch of each model type are defined in `data.batch_formats`.
 """
 
 import dataclasses
+import itertools
 import re
 import traceback
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from flax import linen as nn
 from remixer_t5x.errors import UserError
 from remixer_t5x.kernels import self_check
 from remixer_t5x.models import decoding, losses
-from remixer_t5x.models.architecture import stack
+from remixer_t5x.models.architecture import layer, stack
 from remixer_t5x.models.decoding import StopStrings
 from remixer_t5x.models.lora import LoraConfig
 
@@ -272,6 +273,12 @@ def list_sublayer_factories(model: Model) -> dict[str, list[Callable[..., nn.Mod
         for side, stack_factory in stacks.items()
         if stack_factory is not None
     }
+
+
+def requires_fixed_length(model: Model) -> bool:
+    """Returns whether a sublayer's output depends on the padded length, which its class attribute states."""
+    factories = itertools.chain(*list_sublayer_factories(model).values())
+    return any(getattr(layer.unwrap_partial(factory), 'fixed_length', False) for factory in factories)
 
 
 def compute_param_shapes(model: Model, batch_shapes: Mapping[str, tuple[int, ...]]) -> Params:

@@ -2,12 +2,15 @@
 
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from hypothesis import given
 from hypothesis import strategies as st
 
+from remixer_t5x import build_model
 from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.evaluate import predictions
 from tests.evaluate import prediction_worker
@@ -33,6 +36,7 @@ class Counting:
     """A model that answers each row with its number of tokens."""
 
     model_type = 'encoder_decoder'
+    module = None
 
     def generate(self, params, batch, max_decode_length, eos_id, decoder, rng, stop_strings):
         tokens = jnp.sum(batch['encoder_input_tokens'] > 0, axis=1)[:, None, None].astype(jnp.int32)
@@ -87,6 +91,17 @@ def test_every_example_is_in_one_batch_that_is_long_enough(lengths, batch_size, 
     sizes = [rows.length for rows in batches]
     for size in set(sizes) - {max(sizes, default=0)}:
         assert sizes.count(size) >= predictions.MIN_BATCHES_PER_SHAPE
+
+
+def test_inputs_have_the_length_of_training_if_outputs_depend_on_the_padded_length():
+    files = ['models/fnet.gin', 'model_types/encoder_only.gin', 'sizes/tiny.gin']
+    model = build_model(*files, VOCAB_SIZE=12, EMBED_DIM=16, NUM_ENCODER_LAYERS=1, NUM_DECODER_LAYERS=1, MLP_DIM=16)
+    params = nn.unbox(model.init(jax.random.key(0), {'encoder_input_tokens': (1, 2)}))
+    predictor = predictions.Predictor(model, Partitioner(), predictions.Decoding(2, {'inputs': 48, 'targets': 48}))
+    inputs = [[5, 6, 7, 1], [9, 1]]
+    expected = model.encode(params, jnp.asarray(predictions.pad_ids(inputs, 48)))
+    for ids, hidden, row in zip(inputs, predictor.encode(params, inputs), expected, strict=True):
+        np.testing.assert_allclose(hidden, row[: len(ids)], rtol=1e-4, atol=1e-4)
 
 
 def test_short_examples_get_short_rows():

@@ -111,6 +111,7 @@ class Echo:
 
     vocab_size = 384
     model_type = 'encoder_decoder'
+    module = None
 
     def generate(self, params, batch, max_decode_length, eos_id, decoder, rng, stop_strings):
         tokens = batch['encoder_input_tokens'][:, None, :max_decode_length]
@@ -286,6 +287,6 @@ def test_invalid_settings_raise_errors(mixture, settings, message):
 
 def test_a_metric_of_likelihoods_is_rejected_for_a_model_without_them():
     settings = TaskEvaluation(task('echo_i', metrics=(likelihood,)), Decoding(4, LENGTHS))
-    model = types.SimpleNamespace(model_type='token_labels', vocab_size=384)
+    model = types.SimpleNamespace(model_type='token_labels', vocab_size=384, module=None)
     with pytest.raises(UserError, match="MODEL_TYPE must be classifier for the metrics of echo_i, got 'token_labels'"):
         TaskEvaluator(settings, model, Partitioner())

@@ -162,9 +162,10 @@ class Engine:
 
     def _warm_up(self) -> None:
         longest, model = self.trained.lengths['inputs'], self.trained.model
-        lengths = [predictions.round_up_length(1, longest)]
+        shortest = self._predictors[self._batch_size].shortest
+        lengths = [predictions.round_up_length(1, longest, shortest)]
         while lengths[-1] < longest:
-            lengths.append(predictions.round_up_length(lengths[-1] + 1, longest))
+            lengths.append(predictions.round_up_length(lengths[-1] + 1, longest, shortest))
         operations = [name for name in ('generate', 'score', 'encode') if hasattr(model, name)]
         programs = list(itertools.product(lengths, operations, self._predictors))
         for number, (length, operation, size) in enumerate(programs, 1):

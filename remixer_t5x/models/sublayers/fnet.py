@@ -1,10 +1,12 @@
 """FNet's token mixer (Lee-Thorp et al. 2021): `Y = Re(F_tokens(F_channels(X)))`, two Fourier transforms.
 
 The layer has no parameters. Padding is zeroed before the transforms, but the transform over tokens still depends on the
-padded length. Evaluate a model with the TASK_FEATURE_LENGTHS that it was trained with.
+padded length, so inference pads all rows to the full input length. Evaluate a model with the TASK_FEATURE_LENGTHS that
+it was trained with.
 """
 
 import functools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +58,8 @@ class FNet(nn.Module):
 
     Raises UserError in decoders, and for packed rows, because the transform would mix their examples.
     """
+
+    fixed_length: ClassVar[bool] = True
 
     @nn.compact
     def __call__(self, x: jax.Array, ctx: SequenceContext) -> jax.Array:
