@@ -8,6 +8,7 @@ import json
 import re
 import signal
 import socket
+import time
 
 import jax
 import jax.numpy as jnp
@@ -128,6 +129,33 @@ def test_a_server_answers_like_infer_and_finishes_accepted_requests(served, run,
     ]
     assert process.wait() == 128 + signal.SIGTERM
     assert all(' /v1/' in line for line in process.output().partition('ready after')[2].splitlines()[1:])
+
+
+def serve_slowly(command):
+    """Runs the command `serve` with a model that takes an hour for each batch."""
+    from remixer_t5x.extras.serve.engine import Engine
+
+    Engine._warm_up = lambda engine: None
+    Engine._run_model = lambda *_: time.sleep(3600)
+    return main(command)
+
+
+def test_a_second_signal_stops_a_server_that_computes_a_batch(run, tmp_path):
+    process = real_processes.Process(serve_slowly, ['serve', str(run), '--port=0'], output=tmp_path / 'log.txt')
+    try:
+        process.wait_until(lambda: 'ready after' in process.output(), 'ready')
+        host, port = re.search(r'http://([\d.]+):(\d+)', process.output()).groups()
+        with socket.create_connection((host, int(port))) as client:
+            body = b'{"prompt": "one"}'
+            client.sendall(b'POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n' % len(body) + body)
+            url = f'http://{host}:{port}'
+            process.wait_until(lambda: 'texts 1.0' in httpx.get(f'{url}/metrics').text, 'queued')
+            process.send(signal.SIGTERM)
+            process.wait_until(lambda: httpx.get(f'{url}/health').json()['status'] == 'stopping', 'stopping')
+            process.send(signal.SIGTERM)
+            assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
 
 
 def _completion(**fields):

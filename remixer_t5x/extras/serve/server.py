@@ -8,6 +8,7 @@ import base64
 import contextlib
 import json
 import math
+import os
 import random
 import re
 import socket
@@ -30,6 +31,9 @@ from remixer_t5x.api.trained_model import TrainedModel
 from remixer_t5x.errors import root_cause_message
 from remixer_t5x.extras.serve.engine import NO_TOP_K, Engine, RequestRow, log
 
+# Seconds after which the server closes an idle connection. Clients such as OpenAI's reuse a connection for 5 seconds;
+# if the server closed it at that time, the next request could fail.
+KEEP_ALIVE_SECONDS = 75
 # Maximum size of a request in bytes, and maximum number of samples per prompt.
 MAX_BYTES, MAX_SAMPLES = 1 << 20, 128
 ERROR_TYPES = {429: 'rate_limit_error', 500: 'server_error', 503: 'server_error'}
@@ -181,7 +185,9 @@ async def serve(trained: TrainedModel, name: str, listener: socket.socket, batch
         signal_number = 0
 
         def handle_exit(self, sig: int, frame: Any) -> None:
-            self.should_exit = self.force_exit = engine.state == 'stopping'
+            if engine.state == 'stopping':
+                # Otherwise, Python would wait for the thread that computes the current batch.
+                os._exit(128 + sig)
             self.signal_number, engine.state = sig, 'stopping'
 
         async def on_tick(self, counter: int) -> bool:
@@ -190,7 +196,8 @@ async def serve(trained: TrainedModel, name: str, listener: socket.socket, batch
 
     options: dict[str, Any] = {'log_config': None, 'access_log': False, 'server_header': False, 'lifespan': 'off'}
     application = HttpApi(engine, name).build_application()
-    server = Server(uvicorn.Config(application, http='h11', ws='none', timeout_graceful_shutdown=10, **options))
+    options |= {'timeout_graceful_shutdown': 10, 'timeout_keep_alive': KEEP_ALIVE_SECONDS}
+    server = Server(uvicorn.Config(application, http='h11', ws='none', **options))
     host, port = listener.getsockname()[:2]
     address = f'[{host}]' if ':' in host else host
     log(f'{name}: listening on http://{address}:{port}, compiling')
