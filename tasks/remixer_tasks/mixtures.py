@@ -105,7 +105,7 @@ def count_examples(task: seqio.Task) -> float:
         return 0.0
     if known := {**GLUE, **SUPER_GLUE, **ENTAILMENT, **SQUAD}.get(task.name):
         return float(known)
-    # `sources.LabelledSource` does not report its number of examples to seqio.
+    # The sources in `sources.py` do not report their numbers of examples to seqio.
     count = getattr(task.source, 'count_examples', task.source.num_input_examples)
     number = count(TRAIN)
     if number is None:

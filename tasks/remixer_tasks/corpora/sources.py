@@ -45,6 +45,10 @@ class TextSource(seqio.DataSource):
         self._corpus, self._order = corpus, order
         super().__init__((TRAIN, VALIDATION), performs_internal_shuffling=True)
 
+    def count_examples(self, split: str) -> int:
+        """Returns the number of documents or pairs of the split."""
+        return len(self._corpus.open_documents(split))
+
     def list_shards(self, split: str) -> list[str]:
         return self._corpus.list_files(split)
 
