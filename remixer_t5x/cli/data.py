@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 # Number of rows used to measure the packing efficiency.
 MEASURED_ROWS = 300
-_SEED = 0
 # Defaults of the macros that `data` reads only if a gin file or flag sets them.
 _PREVIEW_DEFAULTS = {'PACK': False, 'LABELS': None, 'DOC_STRIDE': None}
 # Maps 'inputs' and 'targets' to the names of their token and segment arrays in a batch.
@@ -51,7 +50,7 @@ def preview_task(args: argparse.Namespace) -> None:
         args, *macros, defaults=_PREVIEW_DEFAULTS
     )
     from remixer_t5x import tf_data
-    from remixer_t5x.data import batch_formats, converters, pipeline, resumable_iterator
+    from remixer_t5x.data import batch_formats, pipeline, resumable_iterator, task_batches
 
     if isinstance(lengths, Mapping) and set(lengths) == {'targets'}:
         # Without a model type, tasks without inputs are shown in the format of decoder-only models.
@@ -68,8 +67,7 @@ def preview_task(args: argparse.Namespace) -> None:
     )
     task = pipeline.get_configured_task(config)
     with resumable_iterator.wrap_task_errors(task.name):
-        dataset = task.get_dataset(dict(lengths), split=args.split, shuffle=True, seed=_SEED, num_epochs=1)
-        dataset = converters.convert_examples(config, dataset, task)
+        dataset = task_batches.open_examples(task, config, None, epochs=1)
         rows = list(itertools.islice(tf_data.iterate_as_numpy(dataset), max(MEASURED_ROWS, args.num_examples)))
     if not rows:
         raise UserError(f'{task.name} has no examples in split {args.split!r}; choose another with --split')

@@ -32,9 +32,10 @@ from remixer_t5x.lazy_imports import seqio, tf
 Batch = dict[str, np.ndarray]
 
 
-def _open_examples(
+def open_examples(
     task: seqio.Task | seqio.Mixture, config: DatasetConfig, shard: seqio.ShardInfo | None, epochs: int | None
 ) -> tf.data.Dataset:
+    """Returns the rows of a shard, or of the whole split if `shard` is None; `epochs` = None repeats them forever."""
     from remixer_t5x.data import converters
 
     lengths = dict(config.task_feature_lengths)
@@ -155,7 +156,7 @@ class TrainBatches:
         threads = max(1, threads // len(indices)) if threads else None
 
         def open_stream(index: int) -> ResumableIterator:
-            examples = _open_examples(self._task, config, seqio.ShardInfo(index, streams), epochs=None)
+            examples = open_examples(self._task, config, seqio.ShardInfo(index, streams), epochs=None)
             if config.length_buckets:
                 batches = _batch_by_length(examples, config)
             else:
@@ -223,7 +224,7 @@ class EvalBatches:
         rows = config.batch_size // share_count
         self._rows = slice(share_index * rows, (share_index + 1) * rows)
         # Build the dataset only once, because building its graph often takes longer than one pass.
-        dataset = _open_examples(self._task, config, None, epochs=1).batch(config.batch_size)
+        dataset = open_examples(self._task, config, None, epochs=1).batch(config.batch_size)
         self._dataset = _set_data_options(dataset.take(-1 if limit is None else limit), threads)
 
     def __iter__(self) -> Iterator[Batch]:

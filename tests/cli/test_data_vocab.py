@@ -50,6 +50,15 @@ def test_examples_of_a_classifier_are_shown_and_unknown_labels_are_reported(own_
     assert 'LABELS must include the targets of own_pairs, got maybe; add ' in error and ']' not in error
 
 
+def test_a_mixture_of_text_pairs_is_shown_with_any_model_type(own_text, tmp_path, capsys):
+    (tmp_path / 'rows.tsv').write_text('a\tb\tweight\nx\ty\t1\nz\tw\t0.5\nu\tv\t1\n')
+    settings = ["--gin.INPUTS='{a}\\t{b}'", '--gin.TARGETS=weight', "--gin.MODEL_TYPE='embedding'", *CLASSIFIER[:1]]
+    mixture = ['--gin_file=data/own_pairs.gin', '--gin_file=data/text_tasks.gin', '--gin.TASKS=[@text_pairs.task()]']
+    command = ['data', *mixture, f'--gin.PAIRS={tmp_path}/rows.tsv', *BYTES, *settings, '--num_examples=1']
+    assert main.main(command) == 0
+    assert 'inputs, 2 tokens: ' in capsys.readouterr().out
+
+
 def test_vocab_shows_special_ids_and_pieces(own_text, capsys):
     assert main.main(['vocab', *own_text, '--gin.VOCAB_SIZE=300', '--text=Paragraph 7']) == 0
     output = capsys.readouterr().out
