@@ -38,6 +38,8 @@ def open_examples(
     """Returns the rows of a shard, or of the whole split if `shard` is None; `epochs` = None repeats them forever."""
     from remixer_t5x.data import converters
 
+    if isinstance(task, seqio.Mixture) and epochs is not None:
+        task = _mix_evaluated_tasks(task, config.split)
     lengths = dict(config.task_feature_lengths)
     if config.use_cached:
         pipeline.require_cache(
@@ -75,6 +77,17 @@ def open_examples(
     finally:
         for source in sources:
             source.repeats = False
+
+
+def _mix_evaluated_tasks(mixture: seqio.Mixture, split: str) -> seqio.Mixture:
+    """Returns `mixture`, or one with equal rates if all of its tasks with this split have rate 0.
+
+    A task with rate 0 is only evaluated. With the original rates, seqio would return no examples.
+    """
+    tasks = [task for task in mixture.tasks if split in task.splits]
+    if any(mixture.get_rate(task) for task in tasks):
+        return mixture
+    return seqio.Mixture(mixture.name, tasks, default_rate=1.0)
 
 
 def _batch_by_length(rows: tf.data.Dataset, config: DatasetConfig) -> tf.data.Dataset:

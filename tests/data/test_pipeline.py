@@ -192,6 +192,15 @@ def test_evaluation_reads_every_example_once(task):
         assert len(rows) == 18 and not rows[13:].any()
 
 
+def test_a_mixture_of_tasks_that_are_only_evaluated_is_read(task, tiny):
+    """In T5, tasks that are only evaluated have rate 0, such as the only task of `wsc_dpr_simple_proportional` with
+    the split 'validation'.
+    """
+    mixture = seqio.Mixture('only_evaluated', [(task, 0.0), (tiny.task('tiny_second', validation=9), 0.0)])
+    config = pipeline.DatasetConfig(mixture, LENGTHS, batch_size=1, split='validation', shuffle=False)
+    assert 9 <= len(list(task_batches.EvalBatches(config))) <= 22
+
+
 def test_invalid_settings_raise_an_error(task, tiny):
     config, empty = pipeline.DatasetConfig(task, LENGTHS, 4), tiny.task('tiny_none', train=0)
     change = functools.partial(dataclasses.replace, config)
