@@ -137,9 +137,13 @@ def _build_task(
     order: int = 0,
 ) -> seqio.Task:
     """Returns a task that applies `objective` to tokenized documents {'targets': ids}."""
+    # Imported lazily, because `sources` imports seqio.
+    from remixer_tasks.corpora.sources import CorpusTask
+
     feature = seqio.Feature(vocabulary, add_eos=eos)
-    return seqio.Task(
+    return CorpusTask(
         check_task_name(name),
+        order=order,
         source=corpus.create_source(order),
         preprocessors=[
             rename_text_to_targets,

@@ -8,6 +8,7 @@ import collections
 import importlib.util
 import json
 import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -124,6 +125,22 @@ def test_order_is_deterministic_and_positions_resume_exactly(tmp_path):
         for name, value in expected.items():
             np.testing.assert_array_equal(other[name], value)
             np.testing.assert_array_equal(again[name], value)
+
+
+def test_denoisers_read_their_caches_in_different_orders(tmp_path):
+    corpus = text_corpus.ParsedCorpus('some text', 'some text', _fail)
+    rows = [('r', span, 0.005, 1.0) for span in (1, 2)]
+    mixture = pretraining.ul2(corpus, seqio.ByteVocabulary(100), 'cached', denoisers=rows)
+    orders = []
+    for task in mixture.tasks:
+        seqio.set_global_cache_dirs([write_cache(tmp_path, task.name, shards=24)])
+        # A single example contains all documents, of which few tokens are hidden.
+        examples = task.get_dataset({'inputs': 3000, 'targets': 90}, use_cached=True, seed=3)
+        (text,) = [bytes(id - 3 for id in row['inputs'] if 3 <= id < 259) for row in examples.as_numpy_iterator()]
+        orders.append(re.findall(rb'document (\d+)', text))
+    first, second = orders
+    shared = [number for number in first if number in second]
+    assert len(shared) > 16 and shared != [number for number in second if number in first]
 
 
 def cache_error(task, folder):

@@ -34,6 +34,21 @@ _ROWS = 'rows.arrow'
 _DTYPES = {TEXT: tf.string, TEXTS: tf.string, INTEGER: tf.int64, REAL: tf.float32}
 
 
+class CorpusTask(seqio.Task):
+    """A task on a corpus. `order` is added to the seed of its cache, as sources add it to their seeds."""
+
+    def __init__(self, *args: Any, order: int, **kwargs: Any):
+        self._order = order
+        super().__init__(*args, **kwargs)
+
+    def get_dataset(
+        self, *args: Any, use_cached: bool = False, seed: int | None = None, **kwargs: Any
+    ) -> tf.data.Dataset:
+        if use_cached and seed is not None:
+            seed += self._order
+        return super().get_dataset(*args, use_cached=use_cached, seed=seed, **kwargs)
+
+
 class TextSource(seqio.DataSource):
     """seqio source of a `ParsedCorpus`. `task_batches` sets `repeats` so that a shuffled dataset repeats forever."""
 
