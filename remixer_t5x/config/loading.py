@@ -355,6 +355,13 @@ def _convert_gin_error(error: Exception, text: GinText, before: Sequence[GinText
     elif parameter := re.search(r"'(.+)' doesn't have a parameter named '(\w+)'", problem):
         function = ConfigurableReference(parameter[1], evaluate=False).configurable.wrapped
         advice = suggest_similar_name(parameter[2], inspect.signature(function).parameters)
+    elif statements := [
+        other.imports[name].format()
+        for other in before
+        for name in other.imports
+        if problem.startswith(f"'{name}' was")
+    ]:
+        advice = f'; add `{statements[-1]}` to this file'
     else:
         advice = _suggest_name(''.join(lines[number - 1 : number]), text, before)
     return UserError(f'{text.locate(number)}{to_one_line(problem)}{advice}')

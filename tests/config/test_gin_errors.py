@@ -52,6 +52,12 @@ def test_errors_in_files_include_the_location_and_advice(car_folder, text, wrong
     assert wrong in line and advice in line and '\n' not in line
 
 
+def test_a_module_that_only_another_file_imports_must_be_imported_too(car_folder):
+    (car_folder / 'user.gin').write_text('from __gin__ import dynamic_registration\ntoy_house.Engine.power = 3\n')
+    with pytest.raises(UserError, match='^user.gin line 2: .*add `import toy_house` to this file$'):
+        loading.load_gin_config(ConfigSources(['car.gin', 'user.gin']), 'toy_house.run', partial=False)
+
+
 @pytest.mark.parametrize(('flag', 'wrong', 'advice'), AS_A_FLAG.values(), ids=AS_A_FLAG)
 def test_errors_in_flags_include_advice(car_folder, flag, wrong, advice):
     with pytest.raises(UserError, match=f'^--gin.{flag[0]}') as caught:
