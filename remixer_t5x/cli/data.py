@@ -133,7 +133,8 @@ def decode_ids(ids: list[int], vocabulary: seqio.Vocabulary) -> str:
     parts = []
     for is_special, group in itertools.groupby(ids, lambda token: token >= ordinary or token == vocabulary.eos_id):
         if not is_special:
-            parts.append(vocabulary.decode(list(group)))
+            # A pass-through vocabulary returns ids.
+            parts.append(str(vocabulary.decode(list(group))))
             continue
         parts += [
             '</s>' if token == vocabulary.eos_id else f'<extra_id_{vocabulary.vocab_size - 1 - token}>'

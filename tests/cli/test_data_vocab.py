@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import seqio
 
 from remixer_t5x.cli import data, main
 from tests.support.paths import ROOT
@@ -67,6 +68,10 @@ def test_vocab_shows_special_ids_and_pieces(own_text, capsys):
     assert '▁' in output
     assert main.main(['vocab', *own_text, *BYTES, '--text=7<extra_id_3>']) == 0
     assert capsys.readouterr().out.endswith("2 tokens\n      58  '7'\n     355  <extra_id_3>\n")
+
+
+def test_ids_of_a_vocabulary_without_texts_are_shown():
+    assert data.decode_ids([5, 6, 1], seqio.PassThroughVocabulary(50, eos_id=1)) == '[5, 6] </s>'
 
 
 def test_the_packing_efficiency_is_computed():
