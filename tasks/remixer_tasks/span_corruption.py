@@ -168,7 +168,8 @@ def span_corruption(
         raise UserError(
             f'span corruption of {inputs_length} input tokens needs {needed} target tokens and {spans} sentinels, got '
             f"{targets_length} and {count}; use {{'inputs': {inputs_length}, 'targets': {needed}}} as "
-            f'TASK_FEATURE_LENGTHS, set the extra_ids of the vocabulary to {spans}, or use a lower NOISE_DENSITY'
+            f'TASK_FEATURE_LENGTHS, set the extra_ids of the vocabulary to {spans}, or use a lower NOISE_DENSITY or a '
+            'longer MEAN_NOISE_SPAN_LENGTH'
         )
     counts = [noise.count_hidden_tokens_and_spans(size) for size in range(length + 1)]
 

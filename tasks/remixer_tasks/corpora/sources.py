@@ -180,7 +180,7 @@ class TfdsSource(seqio.TfdsDataSource):
         reason = ' '.join(str(error).split())[:120]
         return UserError(
             f'TFDS dataset {self._name} cannot be read from {folder} ({reason}); set TFDS_DATA_DIR to the folder that '
-            'contains it, or use another c4.corpus.name'
+            'contains it, or correct the name, train or validation of c4.corpus'
         )
 
 
