@@ -180,7 +180,7 @@ def list_tasks(args: argparse.Namespace) -> None:
         table.add_row(task.name, ', '.join(available), ', '.join(missing), location or advice)
     folder = catalogue.get_download_folder(args.data_dir)
     summary = f'{whole} of {len(catalogue.TASKS)} tasks are available; downloads go to {folder}'
-    corpora = 'Corpora for pretraining are gin files: data/python_docs.gin, data/own_text.gin, data/c4.gin'
+    corpora = 'Corpora for pretraining are gin files, such as data/own_text.gin and data/huggingface.gin'
     console.print_with_rich(table, summary, corpora, pipe_width=_PIPE_WIDTH)
 
 
