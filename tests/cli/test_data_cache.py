@@ -182,7 +182,9 @@ def test_an_existing_cache_is_kept_and_its_vocabulary_compared(run_data_cache, t
     folder = pathlib.Path(write_cache(tmp_path / 'cache', 'own_text_span_corruption'), 'own_text_span_corruption')
     code, out, _ = run_data_cache()
     assert code == 0
-    assert out.startswith(f'own_text_span_corruption is already cached in {folder}; to recreate it, delete that folder')
+    assert out.startswith(
+        f'own_text_span_corruption is already cached in {folder}; if its text has changed, delete that folder'
+    )
     (folder / 'COMPLETED').write_text(pipeline.format_cache_record(make_record(seqio.ByteVocabulary(0))))
     code, out, error = run_data_cache()
     assert code == 2 and not out
