@@ -177,9 +177,17 @@ def check_arrays_finite(folder: epath.Path, tree: Any) -> None:
 
 
 def get_array_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-    """Maps the name of each array in a tree, such as `params/encoder/run_0/layer/...`, to the array's shape."""
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {jax.tree_util.keystr(path, simple=True, separator='/'): tuple(leaf.shape) for path, leaf in leaves}
+    """Maps the name of each array in a tree, such as `params/encoder/run_0/layer/...`, to the array's shape.
+
+    The shape of PRNG keys, which the states of some optax transformations contain, is that of their data, because a
+    checkpoint contains the data.
+    """
+    shapes = {}
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        data = jax.eval_shape(jax.random.key_data, leaf) if is_key else leaf
+        shapes[jax.tree_util.keystr(path, simple=True, separator='/')] = tuple(data.shape)
+    return shapes
 
 
 def read_saved_shapes(path: epath.Path) -> dict[str, tuple[int, ...]]:

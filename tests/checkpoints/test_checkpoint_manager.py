@@ -22,7 +22,9 @@ pytestmark = pytest.mark.filterwarnings('ignore::DeprecationWarning')
 
 def state_of(seed, embed=4):
     params = {'table': jax.random.normal(jax.random.key(seed), (6, embed)), 'scale': jnp.ones(embed)}
-    return TrainState(jnp.int32(seed), params, optax.adam(1e-3).init(params), jnp.zeros(()))
+    # The state of `add_noise` contains a PRNG key.
+    tx = optax.chain(optax.scale_by_adam(), optax.add_noise(0.1, 0.5, jax.random.key(seed)))
+    return TrainState(jnp.int32(seed), params, tx.init(params), jnp.zeros(()))
 
 
 def abstract(state):
@@ -31,7 +33,12 @@ def abstract(state):
 
 def assert_equal(ours, theirs):
     assert jax.tree.structure(ours) == jax.tree.structure(theirs)
-    jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), ours, theirs)
+    jax.tree.map(lambda a, b: np.testing.assert_array_equal(as_numpy(a), as_numpy(b), strict=True), ours, theirs)
+
+
+def as_numpy(leaf):
+    is_key = jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
 
 
 @pytest.fixture
