@@ -124,9 +124,9 @@ def cross_entropy(
         softcap: bound c in `c tanh(logits / c)`, or None.
 
     Returns:
-        The summed loss, which is differentiable with respect to hidden and kernel, and the sums 'loss', 'z_loss',
-        'weights' and 'correct'. 'loss' includes the z-loss, and 'correct' is the total weight of the targets whose
-        logit is the largest, including ties.
+        The summed loss and the sums 'loss', 'z_loss', 'weights' and 'correct'. The loss and the equal sum 'loss' are
+        differentiable with respect to hidden and kernel; the gradients of the other sums are zero. 'loss' includes
+        the z-loss, and 'correct' is the total weight of the targets whose logit is the largest, including ties.
     """
 
     def add_chunk_loss(total: MetricSums, chunk) -> tuple[MetricSums, None]:
@@ -173,7 +173,7 @@ def _cross_entropy_forward(config, hidden, kernel, targets, weights, softcap):
 
 def _cross_entropy_backward(config, softcap, gradients, cotangents):
     hidden_gradient, kernel_gradient = gradients
-    scale = cotangents[0]
+    scale = cotangents[0] + cotangents[1]['loss']
     return (hidden_gradient * scale.astype(hidden_gradient.dtype), kernel_gradient * scale, None, None)
 
 
