@@ -84,7 +84,6 @@ def evaluate_loss(
         raise UserError(
             f'the {name} split must contain target tokens, got none; use another split, or set EVAL_PERIOD = None'
         )
-    totals.setdefault(metrics.NUM_STEPS, 1.0)
     text_bytes = totals.pop('bytes', 0.0)
     averages = metrics.compute_means(totals)
     if text_bytes:

@@ -83,7 +83,8 @@ class Model:
     def loss(self, params: Params, batch: Batch, dropout_rng: jax.Array | None = None) -> tuple[jax.Array, MetricSums]:
         """Returns the loss summed over all predictions, and float32 sums of metrics.
 
-        To compute means, add up the sums of all microbatches and divide by the sum named 'weights'.
+        To compute means, add up the sums of all microbatches and divide by the sum named 'weights'. Training and
+        evaluation log the mean of each sum, also of a custom one.
 
         Args:
             batch: the arrays listed in the docstring of the model class.

@@ -22,8 +22,10 @@ from remixer_t5x.run_folder import object_store
 
 # The `kind` of training records.
 TRAIN_KIND = 'train'
-# Maps each sum over targets returned by a model's `loss` to the metric that `compute_means` computes from it.
-PER_TOKEN_METRICS = {'loss': 'loss', 'z_loss': 'z_loss', 'correct': 'accuracy', 'squared_error': 'mean_squared_error'}
+# Maps sums returned by a model's `loss` to the names of their means. Means of other sums have the names of the sums.
+MEAN_NAMES = {'correct': 'accuracy', 'squared_error': 'mean_squared_error'}
+# Metrics of a step that are not sums over targets.
+STEP_METRICS = ('grad_norm', 'param_norm', 'non_padding_fraction')
 COUNT_METRICS = ('weights', 'sequences', 'nonfinite', 'spike')
 LAST_VALUE_METRICS = ('learning_rate',)
 NUM_STEPS = 'steps'
@@ -64,18 +66,18 @@ class MetricsWindow:
 
 
 def compute_means(totals: Mapping[str, float]) -> dict[str, float]:
-    """Divides sums over tokens by the number of target tokens, `weights`, and averages other metrics over steps.
+    """Divides sums over targets by the number of target tokens, `weights`, and averages STEP_METRICS over steps.
 
     `loss` is the training loss. `cross_ent_loss` is `loss` minus `z_loss`; it is omitted for regression.
     """
     weights = totals.get('weights', 0.0)
     averages = {}
     for name, value in totals.items():
-        if name in PER_TOKEN_METRICS:
-            averages[PER_TOKEN_METRICS[name]] = value / weights if weights else math.nan
-        elif name not in (*COUNT_METRICS, *LAST_VALUE_METRICS, NUM_STEPS, SKIPPED):
+        if name in STEP_METRICS:
             averages[name] = value / totals[NUM_STEPS]
-    averages.setdefault(PER_TOKEN_METRICS['loss'], math.nan)
+        elif name not in (*COUNT_METRICS, *LAST_VALUE_METRICS, NUM_STEPS, SKIPPED):
+            averages[MEAN_NAMES.get(name, name)] = value / weights if weights else math.nan
+    averages.setdefault('loss', math.nan)
     if 'squared_error' not in totals:
         averages['cross_ent_loss'] = averages['loss'] - averages.get('z_loss', 0.0)
     averages.update({name: totals[name] for name in (*LAST_VALUE_METRICS, SKIPPED) if name in totals})

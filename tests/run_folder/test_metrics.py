@@ -47,9 +47,14 @@ def test_a_restored_window_continues_bit_identically(steps, cut):
 
 
 def test_means_are_computed_for_norms_learning_rate_and_cross_entropy():
-    steps = [{'loss': 1.0, 'weights': 2.0, 'grad_norm': g, 'learning_rate': r} for g, r in ((1.0, 0.1), (3.0, 0.25))]
+    steps = [
+        {'loss': 1.0, 'weights': 2.0, 'custom': 3.0, 'grad_norm': g, 'learning_rate': r}
+        for g, r in ((1.0, 0.1), (3.0, 0.25))
+    ]
     means = metrics.compute_means(window_of(steps))
     assert means['grad_norm'] == 2.0 and means['learning_rate'] == 0.25
+    # Sums of a custom model are means over targets, like the loss.
+    assert means['custom'] == 1.5
     means = metrics.compute_means({'loss': 10.0, 'z_loss': 0.5, 'weights': 4.0, 'steps': 1.0})
     assert means['loss'] == 2.5 and means['cross_ent_loss'] == 9.5 / 4
     means = metrics.compute_means({'loss': 10.0, 'squared_error': 10.0, 'weights': 4.0, 'steps': 1.0})
