@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
 from remixer_t5x.devices import compiler_options
 from remixer_t5x.devices.partition import Partitioner
@@ -145,10 +144,7 @@ def _count_input_bytes(step: StepSpec) -> dict[str, int]:
 
 def count_bytes_per_device(tree: Any) -> int:
     """Returns the number of bytes that a tree of ShapeDtypeStructs with shardings occupies on one device."""
-    return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * np.dtype(leaf.dtype).itemsize
-        for leaf in jax.tree.leaves(tree)
-    )
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def format_gibibytes(size: int) -> str:

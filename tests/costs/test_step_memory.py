@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 from flax import linen as nn
 
@@ -55,6 +56,9 @@ def test_memory_is_counted_from_shapes_and_microbatches_reduce_only_activations(
     names = ('parameters', 'optimizer_state', 'batch')
     assert all(getattr(split, name) == getattr(single, name) for name in names)
     assert single.total == sum(dataclasses.astuple(single)[:-1])
+    # The state contains a counter and a PRNG key.
+    noisy = step(make=lambda rate: optax.chain(optax.sgd(rate), optax.add_noise(0.1, 0.5, jax.random.key(0))))
+    assert step_memory.count_bytes_per_device(noisy.state_plan.abstract.opt_state) == 4 + 8
 
 
 @pytest.mark.parametrize(
