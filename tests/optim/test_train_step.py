@@ -16,6 +16,7 @@ from remixer_t5x.devices.partition import Partitioner
 from remixer_t5x.errors import UserError
 from remixer_t5x.optim import parameter_averages, schedules, train_state, train_step, trainable
 from remixer_t5x.optim.train_state import TrainState
+from remixer_t5x.run_folder import metrics as run_metrics
 
 ROWS, LENGTH, VOCAB = 8, 5, 11
 GRADIENT_DESCENT = optax.sgd(1.0)
@@ -97,6 +98,8 @@ def test_gradient_is_the_loss_sum_over_the_normalizer(factor):
     np.testing.assert_allclose(gradient(state, new_state), expected, atol=1e-6)
     assert metrics['grad_norm'] == pytest.approx(np.sqrt(np.sum(expected**2)), rel=1e-5)
     assert metrics['weights'] == batch['weights'].sum() and new_state.step == 1
+    known = {*run_metrics.STEP_METRICS, *run_metrics.COUNT_METRICS}
+    assert metrics.keys() - known == {'loss'}, 'add metrics that are not sums to STEP_METRICS in run_folder/metrics.py'
     assert metrics['param_norm'] == pytest.approx(np.linalg.norm(state.params['table']), rel=1e-5)
 
 
