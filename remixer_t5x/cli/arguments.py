@@ -7,7 +7,7 @@ import argparse
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from remixer_t5x import ranges
@@ -154,14 +154,17 @@ def load_config(args: argparse.Namespace, root: str, partial: bool = True, **sou
     loading.load_gin_config(config_sources, root, partial=partial, must_be_read=_DECODER_MACROS)
 
 
-def load_macro_values(args: argparse.Namespace, *macros: str, **sources: Any) -> list[Any]:
+def load_macro_values(
+    args: argparse.Namespace, *macros: str, must_be_read: Collection[str] = (), **sources: Any
+) -> list[Any]:
     """Loads the gin files and flags of the command line, and returns the values of macros.
 
-    `sources` sets the optional fields `base`, `defaults` and `objects` of `config.loading.ConfigSources`.
+    `must_be_read` is described in `config.loading.load_gin_config`; `sources` sets the optional fields `base`,
+    `defaults` and `objects` of `config.loading.ConfigSources`.
     """
     from remixer_t5x.config import loading
 
-    return loading.load_macro_values(_build_config_sources(args, **sources), *macros)
+    return loading.load_macro_values(_build_config_sources(args, **sources), *macros, must_be_read=must_be_read)
 
 
 def _build_config_sources(args: argparse.Namespace, **sources: Any) -> Any:

@@ -102,6 +102,7 @@ H100 = ('--gin_file=hardware/gpu.gin', '--gin.TOPOLOGY=h100:8')
     [
         (['--speed', *MODEL, '--gin_file=optimizers/adafactor.gin', '--gin_file=hardware/cpu.gin'], 'TOPOLOGY=v5e:2x4'),
         (['--sharding', *MODEL, *H100, '--mesh=fsdp=3'], 'product is the number of devices, 8'),
+        ([*MODEL, '--gin.UNGATED_MLP_DIM=9'], 'nothing reads it; it is a setting of models/bert.gin'),
         ([*MODEL, '--models=fnet'], '--models requires --compare'),
         ([*MODEL, '--devices=4'], '--devices requires --sharding or --memory or --speed'),
         (['--memory', *MODEL, '--price=0'], '--price requires --speed'),

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from remixer_t5x.api.model_building import build_model
 from remixer_t5x.cli import arguments, console
+from remixer_t5x.config import gin_files
 from remixer_t5x.costs import model_counts
 from remixer_t5x.costs.model_counts import TRAINING_FORWARD_PASSES, ModelCounts
 from remixer_t5x.data import batch_formats
@@ -39,7 +40,16 @@ WHOLE_MODEL, ENCODER_PART = 'whole model', 'encoder and embedding'
 
 def print_cost_table(args: argparse.Namespace) -> None:
     """Prints the costs of modules down to level `--depth`, the total costs, and the conventions for counting FLOPs."""
-    model, feature_lengths = arguments.load_macro_values(args, 'MODEL', *LENGTHS_MACRO, defaults=LENGTHS_MACRO)
+    # A flag that does not change this model would make the numbers misleading.
+    model_macros = {
+        name
+        for file, text in gin_files.read_shipped_files().items()
+        if file.startswith(('models/', 'sizes/', 'sublayers/'))
+        for name in text.assigned_macros
+    }
+    model, feature_lengths = arguments.load_macro_values(
+        args, 'MODEL', *LENGTHS_MACRO, defaults=LENGTHS_MACRO, must_be_read=model_macros
+    )
     lengths = resolve_feature_lengths(model.model_type, feature_lengths)
     count = model_counts.count_model_costs(model, lengths)
     parameters, training = count.total_parameters, count.training_flops
