@@ -27,6 +27,7 @@ PASSED, FAILED, REFUSED, SKIPPED = 'passed', 'FAILED', 'refused', 'skipped'
 CHECKS: dict[str, Callable[..., None]] = {
     'dropout': sublayer_contract.check_dropout,
     'parameters': sublayer_contract.check_parameters,
+    'rows': sublayer_contract.check_rows,
     'padding': sublayer_contract.check_padding,
     'packing': sublayer_contract.check_packing,
     'causality': sublayer_contract.check_causality,
@@ -158,10 +159,12 @@ def _describe_read_tokens(name: str, fixture: SublayerFixture, packed: bool) -> 
         if fixture.is_decoder:
             leaks = np.argwhere(np.triu(fixture.compute_position_influence((LENGTH,)), 1))
         if not len(leaks):
+            sublayer_contract.check_rows(fixture)
             if packed:
                 sublayer_contract.check_packing(fixture)
             sublayer_contract.check_padding(fixture)
             advice = ''
+            sublayer_contract.check_collections(fixture)
             sublayer_contract.check_parameters(fixture)
     except ContractViolation as error:
         return f'warning: {error}; {advice}{test}'
@@ -194,6 +197,7 @@ def _check_stack(fixture: SublayerFixture, without: Sequence[str]) -> list[Check
 
 
 def _trace_stack(fixture: SublayerFixture) -> None:
+    sublayer_contract.check_collections(fixture)
     ctx = fixture.make_context([[LENGTH]] * ROWS)
     jax.eval_shape(fixture.build_stack().init, jax.random.key(0), fixture.make_random_features(0), ctx)
 

@@ -2,6 +2,7 @@
 
 | check | requirement |
 |---|---|
+| rows | the output of a row does not depend on the other rows of the batch |
 | padding | neither the content nor the length of padding changes the outputs at tokens |
 | packing | packing an example with others does not change its outputs |
 | causality | no token of a decoder depends on a later token |
@@ -29,7 +30,7 @@ from flax import linen as nn
 
 from remixer_t5x import axes
 from remixer_t5x.errors import UserError
-from remixer_t5x.models.architecture import stack
+from remixer_t5x.models.architecture import layer, stack
 from remixer_t5x.testing.sublayer_fixture import (
     LENGTH,
     MEMORY,
@@ -76,6 +77,23 @@ def relative_difference(actual: Any, expected: Any) -> float:
         return 0.0
     error = np.max(np.abs(np.asarray(actual, np.float32) - expected)) / (np.max(np.abs(expected)) + 1e-6)
     return float(error) if np.isfinite(error) else np.inf
+
+
+def check_collections(fixture: SublayerFixture) -> None:
+    """Checks that the layer only has parameters, because training discards the variables of other collections."""
+    built = layer.make_layer(fixture.sublayers, fixture.layout, norm=fixture.norm)
+    ctx = fixture.make_context([[LENGTH]] * ROWS)
+    variables = jax.eval_shape(built.init, make_fast_prng_key(0), fixture.make_random_features(0), ctx)
+    discarded = ', '.join(sorted({*variables} - {'params', 'intermediates'}))
+    message = f'the collection {discarded} would be discarded; only parameters and, while decoding, the cache are kept'
+    require_condition(not discarded, message)
+
+
+def check_rows(fixture: SublayerFixture) -> None:
+    x, ctx = fixture.make_random_features(28), fixture.make_context([[LENGTH]] * ROWS)
+    changed = np.concatenate([fixture.make_random_features(29)[:-1], x[-1:]])
+    first, other = (fixture.run_with_gradients(rows, ctx).outputs[-1] for rows in (x, changed))
+    require_close(other, first, 'the output of a row in another batch', 'its output in the first batch')
 
 
 def check_padding(fixture: SublayerFixture) -> None:

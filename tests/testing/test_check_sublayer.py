@@ -78,6 +78,11 @@ def no_decoder(self, x, ctx):
     return out(x)
 
 
+def auxiliary_loss(self, x, ctx):
+    self.sow('losses', 'balance', jnp.sum(x))
+    return out(x)
+
+
 def make_sublayer(call):
     """Creates a sublayer class `Broken` with the function `call` (self, x, ctx) -> y."""
     fields = {'dropout_rate': 0.5, '__annotations__': {'dropout_rate': float}}
@@ -96,6 +101,7 @@ VIOLATIONS = [
     # Reads the next token without a gradient.
     ('causality', 'decoder', lambda _, x, ctx: out(x + 0.01 * jnp.sign(jnp.roll(mask(x, ctx), -1, 1))),
      'token 0 reads token 1'),
+    ('rows', 'encoder', lambda _, x, ctx: out(x + 0.1 * jnp.roll(x, 1, 0)), 'a row in another batch differs'),
     ('padding', 'encoder', lambda _, x, ctx: out(x + jnp.mean(x, 1, keepdims=True)), 'positions of padding differs by'),
     # Reads padding at one position, so the output does not depend on the padded length.
     ('padding', 'encoder', lambda _, x, ctx: out(x.at[:, 0].add(1e-6 * x[:, 6 if x.shape[1] < 12 else 7])),
@@ -182,6 +188,7 @@ def without_context(self, x):
         (GatedMLP, {'sides': 'encoder'}, UserError, 'must be a tuple of names'),
         (make_sublayer(unused_parameter), {'without': tuple(CHECKS)}, UserError, 'not checked: named by without'),
         ('GatedMLP', {}, UserError, "'GatedMLP' was not checked: a sublayer must be a class or factory"),
+        (make_sublayer(auxiliary_loss), {}, ContractViolation, 'all in the encoder: the collection losses would be'),
         (make_sublayer(without_context), {}, ContractViolation, 'fails all in the encoder: TypeError: .* takes 2'),
     ],
 )

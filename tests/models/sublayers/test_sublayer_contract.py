@@ -207,7 +207,7 @@ CASES = {
     **dict.fromkeys(('prefix', 'prefix_lm'), PREFIX_DECODERS),
     'beams': list(MEMORY_DECODERS.values()),
     **dict.fromkeys(('bfloat16', 'dropout'), LARGER_SIDE),
-    **dict.fromkeys(('parameters', 'gradients'), BOTH_SIDES),
+    **dict.fromkeys(('rows', 'parameters', 'gradients'), BOTH_SIDES),
     'remat': covering_cases(),
 }
 
