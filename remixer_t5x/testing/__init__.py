@@ -132,12 +132,12 @@ def check_sublayer(
 def check_custom_sublayers(model: interface.Model, packed: bool = False) -> list[str]:
     """Runs a quick check that a model's custom sublayers ignore padding and, in a decoder, later tokens.
 
-    Also checks their parameters and, if `packed` is set, that packing an example with others does not change its
-    outputs.
+    Also checks their parameters, that packing an example with others does not change its outputs if `packed` is set,
+    and bidirectional attention to prefixes if `model` is a prefix language model.
 
     Returns one line for each class and its attributes; raises UserError if a sublayer of a decoder reads later tokens.
     """
-    lines = []
+    lines, prefix = [], getattr(model, 'prefix', False)
     for side, factories in interface.list_sublayer_factories(model).items():
         bias = getattr(model.module, f'{side}_stack')().position_bias
         # Factories of the same class can have different attributes, which their `repr` contains.
@@ -145,12 +145,12 @@ def check_custom_sublayers(model: interface.Model, packed: bool = False) -> list
             kind = layer.unwrap_partial(factory)
             if not kind.__module__.startswith('remixer_t5x.'):
                 fixture = SublayerFixture((factory,), side, position_bias=bias, embed=model.module.embed_dim)
-                description = _describe_read_tokens(kind.__name__, fixture, packed)
+                description = _describe_read_tokens(kind.__name__, fixture, packed, prefix)
                 lines.append(f'{kind.__name__} in the {side}: {description}')
     return lines
 
 
-def _describe_read_tokens(name: str, fixture: SublayerFixture, packed: bool) -> str:
+def _describe_read_tokens(name: str, fixture: SublayerFixture, packed: bool, prefix: bool) -> str:
     """Describes which tokens a custom sublayer reads; raises UserError if a decoder's sublayer reads later tokens."""
     test = f'test it with remixer_t5x.testing.check_sublayer({name})'
     leaks: Any = []
@@ -164,6 +164,8 @@ def _describe_read_tokens(name: str, fixture: SublayerFixture, packed: bool) -> 
                 sublayer_contract.check_packing(fixture)
             sublayer_contract.check_padding(fixture)
             advice = ''
+            if prefix:
+                sublayer_contract.check_prefix(fixture)
             sublayer_contract.check_collections(fixture)
             sublayer_contract.check_parameters(fixture)
     except ContractViolation as error:

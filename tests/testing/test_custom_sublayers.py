@@ -80,6 +80,13 @@ def test_mixing_packed_examples_is_a_warning():
     assert 'no token reads padding or another example' in line
 
 
+def test_causal_mixing_of_prefixes_is_a_warning():
+    files = ('models/t5_1_1.gin', 'model_types/decoder_only.gin', 'sizes/tiny.gin')
+    model = build_model(*files, **SMALL, DECODER_MIXER=causal_sum, DECODER_POSITION_BIAS=None, PREFIX_LM=True)
+    (line,) = check_custom_sublayers(model)
+    assert 'warning: token 0 does not read token 1' in line and 'check_no_prefix' in line
+
+
 def test_parameters_without_logical_axes_are_a_warning():
     (line,) = check_custom_sublayers(make_model(ENCODER_MIXER=WithoutAxes, ENCODER_POSITION_BIAS=None))
     assert line.startswith('WithoutAxes in the encoder: warning: run_0/layer/without_axes/Dense_0/bias has no logical')
