@@ -1,6 +1,7 @@
 """Logical axis names of parameters and activations.
 
-Sharding rules map each name to mesh axes (`data`, `fsdp`, `tensor`); a name without a rule is replicated.
+Sharding rules (`devices/partition.py`) map each name to mesh axes (`data`, `fsdp`, `tensor`) or to None (replicated).
+If you add a name, add its rule there. An axis that stacks matrices also belongs in `is_hidden_matrix`.
 """
 
 # Activations.

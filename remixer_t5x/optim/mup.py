@@ -33,7 +33,6 @@ from remixer_t5x.errors import UserError
 from remixer_t5x.optim.optimizer import Optimizer, as_optimizer
 
 _FEATURE_AXES = {axes.EMBED, axes.MLP, axes.JOINED_KV}
-_STACKING_AXES = {axes.LAYERS, axes.MECHANISMS}
 
 
 @ranges.validate_arguments
@@ -97,7 +96,7 @@ def classify_parameter(spec: PartitionSpec) -> str:
     'hidden': matrices from features to features; 'output': other matrices whose input axis is a feature axis;
     'other': all other parameters.
     """
-    names = [name for name in spec if name not in _STACKING_AXES]
+    names = tuple(spec)
     if len(names) < 2 or names[-2] not in _FEATURE_AXES:
         return 'other'
     return 'hidden' if names[-1] in _FEATURE_AXES else 'output'
