@@ -11,6 +11,7 @@ import collections
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.table import Table
 
@@ -40,16 +41,7 @@ WHOLE_MODEL, ENCODER_PART = 'whole model', 'encoder and embedding'
 
 def print_cost_table(args: argparse.Namespace) -> None:
     """Prints the costs of modules down to level `--depth`, the total costs, and the conventions for counting FLOPs."""
-    # A flag that does not change this model would make the numbers misleading.
-    model_macros = {
-        name
-        for file, text in gin_files.read_shipped_files().items()
-        if file.startswith(('models/', 'sizes/', 'sublayers/'))
-        for name in text.assigned_macros
-    }
-    model, feature_lengths = arguments.load_macro_values(
-        args, 'MODEL', *LENGTHS_MACRO, defaults=LENGTHS_MACRO, must_be_read=model_macros
-    )
+    model, feature_lengths = _load_macro_values(args, 'MODEL', *LENGTHS_MACRO)
     lengths = resolve_feature_lengths(model.model_type, feature_lengths)
     count = model_counts.count_model_costs(model, lengths)
     parameters, training = count.total_parameters, count.training_flops
@@ -63,6 +55,17 @@ def print_cost_table(args: argparse.Namespace) -> None:
         f'{format_quantity(training / count.tokens)}FLOPs per token',
         pipe_width=110,
     )
+
+
+def _load_macro_values(args: argparse.Namespace, *macros: str) -> list[Any]:
+    """Returns the values of macros. Raises UserError if a flag sets a macro of models that does not change MODEL."""
+    model_macros = {
+        name
+        for file, text in gin_files.read_shipped_files().items()
+        if file.startswith(('models/', 'sizes/', 'sublayers/'))
+        for name in text.assigned_macros
+    }
+    return arguments.load_macro_values(args, *macros, defaults=LENGTHS_MACRO, must_be_read=model_macros)
 
 
 def resolve_feature_lengths(model_type: str, feature_lengths: Mapping[str, int] | None) -> Mapping[str, int]:
@@ -196,8 +199,7 @@ def _count_shipped_model_costs(
 
 def print_sharding(args: argparse.Namespace) -> None:
     """Prints the sharding of each parameter. The devices need not be present."""
-    macros = ('MODEL', 'PARTITIONER', 'DEVICES', *LENGTHS_MACRO)
-    model, partitioner, devices, lengths = arguments.load_macro_values(args, *macros, defaults=LENGTHS_MACRO)
+    model, partitioner, devices, lengths = _load_macro_values(args, 'MODEL', 'PARTITIONER', 'DEVICES', *LENGTHS_MACRO)
     described = dataclasses.replace(
         partitioner, devices=Hardware(devices=args.devices or devices).require_num_devices()
     )
