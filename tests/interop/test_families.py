@@ -1,5 +1,6 @@
 """Every model family of Hugging Face: weights convert to ours and back bit by bit, and compute the same."""
 
+import functools
 import json
 import pathlib
 import re
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from remixer_t5x import build_model
 from remixer_t5x.api import saved_models
 from remixer_t5x.cli import conversions
 from remixer_t5x.config import loading
@@ -21,6 +23,7 @@ from remixer_t5x.interop.huggingface.model_family import HuggingFaceConfig
 from remixer_t5x.interop.huggingface.t5 import T5
 from remixer_t5x.interop.huggingface.t5gemma import T5Gemma
 from remixer_t5x.models.beam_search import BeamSearch, PowerPenalty
+from remixer_t5x.models.sublayers import attention
 from tests.support import hf_folders
 from tests.support.error_lines import error_message
 from tests.support.hf_folders import CONFIGS
@@ -126,6 +129,29 @@ def test_layers_of_runs_and_blocks_are_numbered_in_their_order():
     located = [layers.locate(path) for path in paths]
     assert [(path, list(indices)) for path, indices in located[:3]] == expected
     assert located[3] == ('encoder/norm', None) and list(layers.locate('encoder/run_10/layer/a')[1]) == [8]
+
+
+class SelfAttention(attention.SelfAttention):
+    """A custom class with the name and the parameters of a class of this package."""
+
+
+def custom_pooling(hidden, ctx):
+    return hidden[:, -1]
+
+
+def test_custom_code_is_not_exported_as_the_code_that_it_replaces():
+    custom_attention = functools.partial(SelfAttention, num_heads=4, head_dim=16)
+    pooling = functools.partial(custom_pooling)
+    models = {
+        'tests.interop.test_families.SelfAttention': build_model(
+            'models/t5_1_1.gin', 'sizes/tiny.gin', ENCODER_MIXER=custom_attention
+        ),
+        'tests.interop.test_families.custom_pooling': hf_folders.bert_model(
+            'model_types/classifier.gin', LABELS=('a', 'b'), POOLING=pooling
+        ),
+    }
+    for name, model in models.items():
+        assert f"is '{name}', not '" in error_message(hf_folders.describe, model, VOCABULARY)
 
 
 def shipped(*files, flags=()):

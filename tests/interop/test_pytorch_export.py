@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import pathlib
 import types
@@ -229,6 +230,10 @@ class CustomMixer(nn.Module):
         return x
 
 
+def custom_pooling(hidden, ctx):
+    return hidden[:, -1]
+
+
 @pytest.mark.parametrize(
     ('name', 'files', 'macros', 'words'),
     [
@@ -236,6 +241,12 @@ class CustomMixer(nn.Module):
         ('hyper_mixer', ['model_types/encoder_only.gin'], {'MUP_BASE_WIDTH': 8}, 'MUP_BASE_WIDTH'),
         ('t5_1_1', ['model_types/decoder_only.gin'], {'PREFIX_LM': True}, 'PREFIX_LM'),
         ('t5_1_1', [], {'ENCODER_MIXER': CustomMixer}, 'CustomMixer.*--to_shared'),
+        (
+            't5_1_1',
+            ['model_types/classifier.gin'],
+            {'POOLING': functools.partial(custom_pooling), 'LABELS': ('a', 'b')},
+            'test_pytorch_export.custom_pooling.*--to_shared',
+        ),
         ('t5_1_1', [], {'MUP_BASE_WIDTH': 8}, None),
     ],
 )

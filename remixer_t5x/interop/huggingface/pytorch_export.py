@@ -115,13 +115,12 @@ def _find_or_add_module(tree: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _describe_module(module: nn.Module) -> dict[str, Any]:
-    kind = type(module)
-    is_ours = kind.__module__.startswith('remixer_t5x.models.')
-    if not (is_ours and (kind.__name__ in list_supported_classes() or kind.__name__ in CLASSES_WITHOUT_CODE)):
-        raise UnsupportedModelError(
-            f'--to_hf has no PyTorch code for {kind.__module__}.{kind.__name__}; use --to_shared=DIR'
-        )
     settings = traced_modules.read_module_settings(module)
+    has_code = settings['class'] in {*list_supported_classes(), *CLASSES_WITHOUT_CODE}
+    unsupported = [name for name in settings.values() if isinstance(name, traced_modules.CustomName)]
+    if unsupported or not has_code:
+        name = [*unsupported, settings['class']][0]
+        raise UnsupportedModelError(f'--to_hf has no PyTorch code for {name}; use --to_shared=DIR')
     return {name: value for name, value in settings.items() if value is not None}
 
 

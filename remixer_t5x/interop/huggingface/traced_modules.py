@@ -100,12 +100,25 @@ class TracedModules:
             self.require_condition(modules.keys() <= ours.get(path, {}).keys(), f'it has no {path}')
 
 
+class CustomName(str):
+    """The name of a class or function outside of `remixer_t5x.models`, preceded by its module."""
+
+    __slots__ = ()
+
+
+def _get_name(code: Any) -> str:
+    is_ours = code.__module__.startswith('remixer_t5x.models.')
+    return code.__name__ if is_ours else CustomName(f'{code.__module__}.{code.__name__}')
+
+
 def read_module_settings(module: nn.Module) -> dict[str, Any]:
     """Returns the class of a module, and the plain values and function names of fields that determine its output."""
-    settings: dict[str, Any] = {'class': type(module).__name__}
+    settings: dict[str, Any] = {'class': _get_name(type(module))}
     for name, field in type(module).__dataclass_fields__.items():
         value = getattr(module, name)
-        value = value.__name__ if inspect.isfunction(value) else value
+        # gin binds the arguments of a function with `functools.partial`.
+        function = getattr(value, 'func', value)
+        value = _get_name(function) if inspect.isfunction(function) else value
         # All module fields of type `Rate` are dropout rates.
         is_training_field = name in TRAINING_FIELDS or field.type == ranges.Rate
         if not is_training_field and isinstance(value, bool | int | float | str | None):
