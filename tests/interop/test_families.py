@@ -181,6 +181,7 @@ FNET = [('ENCODER_MIXER', '@fnet.FNet'), ('ENCODER_POSITION_BIAS', 'None')]
         (['bert'], [('HEAD_DIM', '24')], 'head_dim is 24, but transformers would use 64'),
         (['gpt2'], [('VOCAB_SIZE', '50'), BEGIN], ': config.json sets eos_token_id to 59; it must be less than'),
         (['gpt2'], [('gpt2/feed_forward.GeluMLP.approximate', 'False'), BEGIN], 'approximate of decoder/layer/gelu'),
+        (['gpt2'], [], 'GPT2LMHeadModel cannot represent this model: decoder_only.DecoderOnly.begin_id is 0'),
         (['gpt2'], [('PREFIX_LM', 'True'), BEGIN], 'GPT2LMHeadModel cannot represent this model: PREFIX_LM is True'),
     ],
 )

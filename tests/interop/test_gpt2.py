@@ -40,6 +40,28 @@ def test_continuations_equal_recorded_values(recorded, folder):
     np.testing.assert_array_equal(answers, np.where(ended, 0, recorded['continued'] + 1))
 
 
+def test_a_start_token_that_differs_from_the_end_token_begins_each_row(tmp_path, recorded, folder, capsys):
+    start = hf_folders.write_gpt2(tmp_path / 'start', bos_token_id=5)
+    loaded, same, rows = remixer_t5x.load(str(start)), remixer_t5x.load(str(folder)), recorded['tokens'] + 1
+    ours, expected = (
+        model.module.apply({'params': same.params}, np.pad(rows, ((0, 0), (1, 0)), constant_values=first))
+        for model, first in ((loaded.model, 0), (same.model, 6))
+    )
+    np.testing.assert_array_equal(ours, expected)
+    assert hf_folders.describe(loaded.model, loaded.vocabulary).to_config()['bos_token_id'] == 5
+    content = json.loads((start / 'tokenizer.json').read_text())
+    content['added_tokens'].append({**content['added_tokens'][0], 'id': 5, 'content': 'd'})
+    content['post_processor'] = {
+        'type': 'TemplateProcessing',
+        'single': [{'SpecialToken': {'id': 'd', 'type_id': 0}}, {'Sequence': {'id': 'A', 'type_id': 0}}],
+        'pair': [],
+        'special_tokens': {'d': {'id': 'd', 'ids': [5], 'tokens': ['d']}},
+    }
+    (start / 'tokenizer.json').write_text(json.dumps(content))
+    assert main(['convert', f'--from_hf={start}', f'--to={tmp_path}/ours']) == 2
+    assert 'must not add the start token 5 to texts' in capsys.readouterr().err
+
+
 def test_label_smoothing_gives_no_probability_to_padding(recorded, folder):
     loaded, targets = remixer_t5x.load(str(folder)), recorded['tokens'] + 1
     batch = {'decoder_input_tokens': np.pad(targets[:, :-1], ((0, 0), (1, 0))), 'decoder_target_tokens': targets}

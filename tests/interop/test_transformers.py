@@ -91,6 +91,7 @@ MODELS = {
     'umT5 encoder': encoder('UMT5', feed_forward_proj='gated-gelu'),
     # As in tokenizers that are trained with the end token as the first token.
     'GPT-2 with an end token of id 0': gpt2(bos_token_id=0, eos_token_id=0),
+    'GPT-2 with a start token': gpt2(bos_token_id=5, eos_token_id=0),
     'BERT': functools.partial(transformers.BertForMaskedLM, transformers.BertConfig(**SMALL_BERT)),
     'BERT classifier': bert_classifier(id2label={0: 'no', 1: 'yes', 2: 'maybe'}),
     'BERT regression': bert_classifier(num_labels=1),

@@ -4,7 +4,8 @@ Source: `GPT2Config` and `GPT2LMHeadModel` of transformers 4 and 5. Both impleme
 the tanh approximation of GELU, learned positions, and an output projection tied to the embedding.
 
 remixer_t5x ids are GPT-2 ids plus one, because GPT-2 has no padding token and id 0 is padding in remixer_t5x. The first
-row of the embedding table is zero. With `DecoderOnly.begin_id`, the model never reads or predicts id 0.
+row of the embedding table is zero. With `DecoderOnly.begin_id`, the model reads GPT-2's start token, `bos_token_id`, in
+place of id 0, and never predicts id 0.
 """
 
 import dataclasses
@@ -25,7 +26,7 @@ ATTENTION, LAYER = 'decoder/layer/scaled_attention', 'transformer.h.{}'
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gpt2(ModelFamily):
-    """A GPT-2 language model; `end_id` is the Hugging Face id of the token that begins and ends a text."""
+    """A GPT-2 language model; texts begin with the Hugging Face id `bos_id` and end with `end_id`."""
 
     model_types = ('gpt2',)
     hf_class = 'GPT2LMHeadModel'
@@ -42,6 +43,7 @@ class Gpt2(ModelFamily):
         'n_positions': 'max_length',
         'layer_norm_epsilon': 'epsilon',
         'eos_token_id': 'end_id',
+        'bos_token_id': 'bos_id',
     }
     allowed = {
         'activation_function': ('gelu_new', 'gelu_pytorch_tanh'),
@@ -75,14 +77,15 @@ class Gpt2(ModelFamily):
     num_decoder_layers: int
     max_length: int
     end_id: int = 50256
+    bos_id: int = 50256
     epsilon: float = 1e-5
 
     @classmethod
     def read_fields(cls, config: HuggingFaceConfig) -> dict[str, Any]:
-        return super().read_fields(config.with_defaults({'n_inner': 4 * config.read_number('n_embd')}))
-
-    def to_config(self) -> dict[str, Any]:
-        return {**super().to_config(), 'bos_token_id': self.end_id}
+        end = config.values.get('eos_token_id', cls.end_id)
+        return super().read_fields(
+            config.with_defaults({'n_inner': 4 * config.read_number('n_embd'), 'bos_token_id': end})
+        )
 
     @staticmethod
     def map_canonical_names(tensors: Tensors) -> dict[str, str]:
@@ -93,18 +96,28 @@ class Gpt2(ModelFamily):
     @classmethod
     def read_model_fields(cls, model: Any, vocabulary: Any, modules: TracedModules) -> dict[str, Any]:
         modules.require_condition(not model.prefix, 'PREFIX_LM is True')
+        modules.require_condition(model.module.begin_id > 0, 'decoder_only.DecoderOnly.begin_id is 0')
         return super().read_model_fields(model, vocabulary, modules) | {
             'max_length': modules.find_module('decoder/position_embedding').max_length,
             'end_id': vocabulary.eos_id - 1,
+            'bos_id': model.module.begin_id - 1,
         }
 
     def build_gin_settings(self) -> dict[str, Any]:
         return {
-            'decoder_only.DecoderOnly.begin_id': self.end_id + 1,
+            'decoder_only.DecoderOnly.begin_id': self.bos_id + 1,
             'MAX_TARGET_LENGTH': self.max_length,
             'TASK_FEATURE_LENGTHS': {'targets': self.max_length},
             'gpt2/norms.LayerNorm.epsilon': self.epsilon,
         }
+
+    def check_vocabulary(self, vocabulary: Any, folder: str) -> None:
+        super().check_vocabulary(vocabulary, folder)
+        if vocabulary.bos_id == self.bos_id + 1:
+            raise UserError(
+                f'the tokenizer of {folder} must not add the start token {self.bos_id} to texts, because the '
+                'model adds it; set post_processor in tokenizer.json to null'
+            )
 
     def find_tokenizer(self, folder: pathlib.Path, file: str | None) -> Tokenizer:
         function, arguments = super().find_tokenizer(folder, file)

@@ -107,9 +107,9 @@ Tokenizer = tuple[str, dict[str, Any]]
 class ModelFamily(abc.ABC):
     """The sizes and settings of a Hugging Face model, and its conversion to and from remixer_t5x.
 
-    The comparison with transformers uses these optional fields: `max_length` (maximum number of tokens), `bos_id` and
-    `end_id` (start tokens of encoder-decoders and of decoder-only models), `separator_id` and `layer_biases`. If a
-    family has the field `eos_id`, the vocabulary must have the same end token.
+    The comparison with transformers uses these optional fields: `max_length` (maximum number of tokens), `bos_id`
+    (start token of a decoder), `separator_id` and `layer_biases`. If a family has the field `eos_id`, the vocabulary
+    must have the same end token.
     """
 
     model_types: ClassVar[tuple[str, ...]]

@@ -185,7 +185,7 @@ def compute_logits_pair(source: HuggingFaceFolder, model: Any, params: Params) -
     arrays = {'input_ids': np.where(is_token, tokens, 0), 'attention_mask': is_token}
     ours = [np.where(is_token, tokens + family.id_offset, 0)]
     if model.model_type == batch_formats.DECODER_ONLY:
-        arrays['input_ids'][:, 0], ours[0][:, 0] = getattr(family, 'end_id', 0), 0
+        arrays['input_ids'][:, 0], ours[0][:, 0] = getattr(family, 'bos_id', 0), 0
     if model.model_type == batch_formats.ENCODER_DECODER:
         targets = np.pad(rng.integers(3, family.vocab_size, (2, 23), dtype=np.int32), ((0, 0), (1, 0)))
         arrays['decoder_input_ids'] = np.where(targets > 0, targets, getattr(family, 'bos_id', 0))
