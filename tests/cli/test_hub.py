@@ -1,6 +1,7 @@
 """Hub downloads, Hub uploads and shared folders, with the real huggingface_hub and a fake server."""
 
 import contextlib
+import dataclasses
 import json
 import re
 import shlex
@@ -215,6 +216,17 @@ def test_a_t5_whose_vocabulary_hugging_face_lacks_is_shared_with_the_vocabulary(
     run = saved_run.write_run(tmp_path / 'mine', config, (1,), words)
     assert main(['convert', f'--checkpoint={run}', f'--to_shared={tmp_path}/shared']) == 0
     assert remixer_t5x.load(str(tmp_path / 'shared')).vocabulary.words == words.words
+
+
+@pytest.mark.parametrize('ends_inputs', [True, False])
+def test_a_shared_gpt2_ends_its_prompts_as_the_original(ends_inputs, tmp_path, capsys):
+    loaded = remixer_t5x.load(str(hf_folders.write_gpt2(tmp_path / 'gpt2')))
+    trained = dataclasses.replace(loaded, ends_inputs=ends_inputs)
+    saved = trained.save(tmp_path / 'saved')
+    assert main(['convert', f'--checkpoint={saved}', f'--to_shared={tmp_path}/shared']) == 0
+    assert ('its inputs end with the end token' in capsys.readouterr().out) == ends_inputs
+    shared = remixer_t5x.load(str(tmp_path / 'shared'))
+    np.testing.assert_allclose(shared.score('the', 'cat'), trained.score('the', 'cat'), rtol=1e-5)
 
 
 def test_the_card_of_an_earlier_checkpoint_lacks_later_results(run, tmp_path, monkeypatch):

@@ -21,7 +21,7 @@ from remixer_t5x.api import saved_models, trained_model
 from remixer_t5x.cli.console import print_labeled_line
 from remixer_t5x.cli.conversions import check_params_equal, describe_params, export_transformers_model
 from remixer_t5x.config import untrusted_gin
-from remixer_t5x.data import task_vocabulary
+from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.errors import to_one_line
 from remixer_t5x.extras.hub import client
 from remixer_t5x.extras.reports import curves, overview, run_records
@@ -189,6 +189,19 @@ def push_shared_model(args: argparse.Namespace) -> None:
     print_labeled_line('pushed', address)
 
 
+def _require_default_end_of_inputs(model: Any, lengths: Mapping[str, int]) -> None:
+    """Raises UnsupportedModelError if Hugging Face's format would change whether inputs end with the end token.
+
+    A loaded Hugging Face folder appends the end token to the inputs of encoder-decoders, but not to prompts.
+    """
+    ends_inputs = 'inputs' in lengths
+    defaults = {batch_formats.ENCODER_DECODER: True, batch_formats.DECODER_ONLY: False}
+    if ends_inputs != defaults.get(model.model_type, ends_inputs):
+        raise UnsupportedModelError(
+            f'its inputs {"end" if ends_inputs else "do not end"} with the end token, unlike those of Hugging Face'
+        )
+
+
 def _write_model_folder(args: argparse.Namespace, folder: pathlib.Path, name: str, address: str) -> int:
     """Writes a checkpoint's weights, configuration, vocabulary and model card to `folder`; returns the step."""
     checkpoint = saved_models.find_checkpoint(args.checkpoint)
@@ -199,6 +212,7 @@ def _write_model_folder(args: argparse.Namespace, folder: pathlib.Path, name: st
     params, record, step = converted_checkpoint.read_checkpoint(checkpoint)
     auto_class, packages, missing = '', [], []
     try:
+        _require_default_end_of_inputs(model, lengths)
         family = export_transformers_model(checkpoint, str(folder), None, model, vocabulary, requires_tokenizer=True)
         auto_class = family.auto_class
     except UnsupportedModelError as refusal:
