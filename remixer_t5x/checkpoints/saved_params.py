@@ -109,7 +109,11 @@ class SavedParams:
         if not abstract:
             return {}
         item = traverse_util.unflatten_dict(parameter_averages.select_saved_arrays(abstract, self._state), sep='/')
-        with wrap_checkpoint_errors(self.step, 'read'), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        with (
+            _report_removal(self.step),
+            wrap_checkpoint_errors(self.step, 'read'),
+            ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader,
+        ):
             restore_args = ocp.checkpoint_utils.construct_restore_args(item)
             args = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
             arrays = traverse_util.flatten_dict(reader.restore(self.step / 'state', args=args), sep='/')
@@ -144,6 +148,20 @@ def wrap_checkpoint_errors(path: epath.Path, operation: str) -> Iterator[None]:
         if operation == 'read' and isinstance(error, AttributeError | KeyError | TypeError | json.JSONDecodeError):
             reason = f'one of its metadata files is damaged ({type(error).__name__}: {reason}); {UNREADABLE_ADVICE}'
         raise UserError(f'the checkpoint at {path} cannot be {operation}: {reason}') from error
+
+
+@contextlib.contextmanager
+def _report_removal(step: epath.Path) -> Iterator[None]:
+    """Replaces an error about files of the checkpoint `step` if another process has removed it in the meantime."""
+    try:
+        yield
+    except UserError as error:
+        if is_complete_checkpoint(step):
+            raise
+        raise UserError(
+            f'the checkpoint at {step} was removed while it was read, because its run is training and keeps only the '
+            'newest checkpoints (KEEP_CHECKPOINTS); run the same command again, or use one of its `best` checkpoints'
+        ) from error
 
 
 def verify_checkpoint_files(folder: epath.Path) -> None:
@@ -301,7 +319,10 @@ def find_checkpoints(paths: str) -> list[epath.Path]:
     checkpoints = [find_checkpoint(path.strip(), 'CHECKPOINT_PATH') for path in paths.split(',') if path.strip()]
     steps = [folder.name for folder in checkpoints]
     if not steps or len({*steps}) < len(steps):
-        raise UserError(f'CHECKPOINT_PATH must list one or more checkpoints, each of a different step, got {paths!r}')
+        raise UserError(
+            f'CHECKPOINT_PATH must list one or more checkpoints, each of a different step, got {paths!r}; evaluate '
+            'checkpoints of the same step with separate commands'
+        )
     return checkpoints
 
 
@@ -355,13 +376,12 @@ def open_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> Save
     """
     step = find_checkpoint(path, setting)
     model_dir.check_checkpoint_path(step)
-    verify_checkpoint_files(step)
-    if collectives.is_distributed():
-        collectives.check_same_on_processes({f'the checkpoint {step}': fingerprint_checkpoint(step)})
-    record = read_record(step)
-    if BASE_KEY not in record:
-        return SavedParams(step, record)
-    return SavedParams(step, record, _open_base_checkpoint(step, record))
+    with _report_removal(step):
+        verify_checkpoint_files(step)
+        if collectives.is_distributed():
+            collectives.check_same_on_processes({f'the checkpoint {step}': fingerprint_checkpoint(step)})
+        record = read_record(step)
+        return SavedParams(step, record, _open_base_checkpoint(step, record) if BASE_KEY in record else None)
 
 
 def _open_base_checkpoint(step: epath.Path, record: Mapping[str, Any]) -> SavedParams:

@@ -1,12 +1,15 @@
 """Finding checkpoints by path, and following those that a run writes."""
 
+import shutil
 import types
 
+import jax
 import pytest
 
 from remixer_t5x.checkpoints import saved_params
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate.checkpoint_evaluation import CheckpointEvaluator
+from tests.support import saved_run
 
 
 def save(folder, *steps):
@@ -41,6 +44,23 @@ def test_a_wrong_path_raises_an_error(tmp_path, path, line):
     with pytest.raises(UserError) as error:
         saved_params.find_checkpoints(paths)
     assert line in str(error.value)
+
+
+@pytest.mark.parametrize('when', ['opened', 'read'])
+def test_a_checkpoint_that_its_run_removes_while_it_is_read_is_not_called_damaged(tmp_path, monkeypatch, when):
+    saved_run.write_run(tmp_path / 'run', steps=(5,))
+
+    def remove(argument, *_):
+        shutil.rmtree(tmp_path / 'run/checkpoints/5')
+        return argument
+
+    if when == 'opened':
+        monkeypatch.setattr(saved_params, 'verify_checkpoint_files', remove)
+    else:
+        monkeypatch.setattr(saved_params.parameter_averages, 'select_saved_arrays', remove)
+    with pytest.raises(UserError, match='was removed while it was read.*KEEP_CHECKPOINTS'):
+        saved = saved_params.open_checkpoint(str(tmp_path / 'run'))
+        saved.read(dict.fromkeys(saved.shapes, jax.ShapeDtypeStruct((), jax.numpy.float32)))
 
 
 class FakeTime:
