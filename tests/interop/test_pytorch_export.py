@@ -14,7 +14,7 @@ from flax import linen as nn
 
 from remixer_t5x import build_model
 from remixer_t5x.data import batch_formats
-from remixer_t5x.interop.huggingface import pytorch_export
+from remixer_t5x.interop.huggingface import pytorch_export, traced_modules
 from remixer_t5x.interop.huggingface.traced_modules import UnsupportedModelError
 from remixer_t5x.models import interface, lora
 from tests.support import references, shipped_models
@@ -214,6 +214,26 @@ def shapes_of(tree, prefix):
         yield f'{prefix}{name}', tuple(shape)
     for name, child in tree.get('children', {}).items():
         yield from shapes_of(child, f'{prefix}{name}.')
+
+
+# Settings that the shapes of parameters or the submodules determine, and a setting that `to_config` rejects.
+IMPLIED_SETTINGS = {
+    *('axis', 'base_embed_dim', 'composition', 'decoder_stack', 'embed_dim', 'encoder_stack', 'features', 'first_norm'),
+    *('head_dim', 'head_layer', 'hidden_dim', 'num_embeddings', 'outputs', 'parent', 'qk_norm', 'runs'),
+    *('sentence_layer', 'shared_embedding', 'spatial', 'sublayers', 'token_types', 'use_bias', 'vocab_size', 'weights'),
+}
+
+
+@pytest.mark.parametrize('name', [name for name in shipped_models.NAMES if name != 'tim_with_adapters'])
+def test_the_pytorch_code_reads_every_setting(name):
+    """Without this test, the export of a module with a new field would ignore the field without an error."""
+    names = {
+        field
+        for module in traced_modules.record_modules(shipped_models.model(name))[0].values()
+        for field in traced_modules.read_module_settings(module)
+    }
+    ignored = {field for field in names if f"'{field}'" not in pytorch_export.read_pytorch_code()}
+    assert ignored <= IMPLIED_SETTINGS, 'read the field as self.settings[...] in modeling_remixer_t5x.py'
 
 
 def test_adapters_are_merged():
