@@ -143,7 +143,8 @@ def _describe_unknown_flags(args: argparse.Namespace, unknown: list[str]) -> str
     elif near := suggest_similar_name(f'{args.command} {flag}', (command.name for command in COMMANDS)):
         message += near
     elif hasattr(args, 'gin_file') and is_run:
-        message += '; pass a gin file as --gin_file=FILE, and a run as --gin_file=MODEL_DIR/config.gin'
+        run = '--checkpoint=MODEL_DIR' if '--checkpoint' in parser.format_usage() else '--gin_file=MODEL_DIR/config.gin'
+        message += f'; pass a gin file as --gin_file=FILE, and a run as {run}'
     return f'{message}; see {parser.prog} --help'
 
 

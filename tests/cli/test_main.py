@@ -44,6 +44,11 @@ MISTAKES = {
         'error: unrecognized arguments: runs/mine; pass a gin file as --gin_file=FILE, and a run as '
         '--gin_file=MODEL_DIR/config.gin; see remixer-t5x info --help',
     ),
+    'folder instead of a checkpoint': (
+        ['eval', 'runs/mine'],
+        'error: unrecognized arguments: runs/mine; pass a gin file as --gin_file=FILE, and a run as '
+        '--checkpoint=MODEL_DIR; see remixer-t5x eval --help',
+    ),
     'checkpoint of a command that reads none': (
         ['info', '--checkpoint=runs/mine'],
         'error: unrecognized arguments: --checkpoint=runs/mine; pass a gin file as --gin_file=FILE, and a run as '
