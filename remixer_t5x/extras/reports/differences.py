@@ -110,9 +110,14 @@ def compare_models(models: Mapping[str, ValueBySeed], higher_is_better: bool) ->
 
 
 def describe_differences(measure: ComparedMeasure) -> str:
-    """Describes the differences between the best model and all other models; empty if no models share a seed."""
+    """Describes the differences between the best model and all other models; empty if no models share a seed.
+
+    A model with a single seed, whose other runs may have failed, is the best only if no model has more. Otherwise, no
+    line would have an interval.
+    """
     means = {name: statistics.fmean(by_seed.values()) for name, by_seed in measure.models.items()}
-    best = (max if measure.higher_is_better else min)(means, key=means.__getitem__)
+    candidates = [name for name, by_seed in measure.models.items() if len(by_seed) > 1] or means
+    best = (max if measure.higher_is_better else min)(candidates, key=means.__getitem__)
     pairs = [
         pair for pair in compare_models(measure.models, measure.higher_is_better) if best in (pair.model, pair.other)
     ]

@@ -80,5 +80,9 @@ def test_only_common_seeds_are_compared_and_one_seed_has_no_interval():
     line = describe('a', 'b', 'c')
     assert 'between a and c (one seed: no interval)' in line and 'inf' not in line
     assert 'one seed' in describe('a', 'c') and 'better' not in describe('a', 'c') and describe('a', 'd') == ''
+    # Of c, all runs but that with seed 0 have failed.
+    better = {'a': models['a'], 'b': {0: 2.0, 1: 2.11}, 'c': {0: 0.5}}
+    line = differences.describe_differences(ComparedMeasure('loss', better, higher_is_better=False))
+    assert 'a is better than b by 1.005' in line and 'between c and a (one seed' in line
     # Both models are described by their means, although they have only seed 0 in common.
     assert describe('c', 'a').startswith('loss: c 3, a 1.05 (one seed')
