@@ -105,6 +105,11 @@ class SavedParams:
             arrays[kernel] = add(arrays[kernel], *(arrays.pop(name) for name in pair))
         return arrays
 
+    def read_on_one_device(self, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
+        """Reads the arrays named in `shapes`, such as all of `self.shapes`, without a model. Raises as `read`."""
+        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        return self.read({n: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=device) for n, shape in shapes.items()})
+
     def _read_arrays(self, abstract: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
         if not abstract:
             return {}
@@ -401,10 +406,8 @@ def _open_base_checkpoint(step: epath.Path, record: Mapping[str, Any]) -> SavedP
     # The base is never an adapter checkpoint, because `convert --to_adapters` compares complete sets of parameters.
     saved = SavedParams(base, read_record(base))
     if fingerprint_checkpoint(base) != record[BASE_KEY]:
-        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         shapes = saved.select_shapes({name for name in saved.shapes if not lora.is_adapter(name)})
-        leaves = {name: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=device) for name, shape in shapes.items()}
-        if hash_params(saved.read(leaves)) != record.get(BASE_PARAMS_KEY):
+        if hash_params(saved.read_on_one_device(shapes)) != record.get(BASE_PARAMS_KEY):
             raise UserError(
                 f'{base} is not the base checkpoint of the adapters in {step}; write the path of the correct base '
                 f'checkpoint to {file}'

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import numpy as np
 from etils import epath
 from flax import traverse_util
 
@@ -86,8 +85,7 @@ def read_checkpoint(
     saved = saved_params.open_checkpoint(path, setting)
     kernels = {name for name in saved.shapes if not lora.is_adapter(name)}
     shapes = saved.select_shapes(kernels) if merge else saved.shapes
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    arrays = saved.read({n: jax.ShapeDtypeStruct(shape, np.float32, sharding=device) for n, shape in shapes.items()})
-    params = traverse_util.unflatten_dict({name: np.asarray(array) for name, array in arrays.items()}, sep='/')
+    arrays = jax.device_get(saved.read_on_one_device(shapes))
+    params = traverse_util.unflatten_dict(arrays, sep='/')
     record = {name: value for name, value in saved.record.items() if name not in saved_params.BASE_KEYS}
     return params, record, durable_folders.get_step(saved.step)
