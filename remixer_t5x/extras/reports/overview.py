@@ -45,6 +45,13 @@ def summarize_run(run: RecordedRun) -> RunOverview:
         next((points for kind in run.list_evaluation_names() if (points := run.select_metric_points(kind, number))), [])
         for number in ('loss', 'constant_loss')
     )
+    if held_out and any(
+        record.step > held_out[-1][0] and record.numbers.get('loss', 0.0) is None
+        for record in run.records
+        if record.kind != TRAIN
+    ):
+        # The run has no result if its last held-out loss is not finite, although earlier losses are.
+        held_out = []
     step = max((record.step for record in run.records), default=0)
     steps = run.find_whole_number('TRAIN_STEPS')
     # The time of training steps excludes evaluations and interruptions.

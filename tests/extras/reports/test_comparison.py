@@ -46,6 +46,15 @@ def test_the_best_setting_has_the_lowest_held_out_loss():
     assert results.compute_expected_best_values('t5') == pytest.approx([2.25, 2.125])
 
 
+def test_a_setting_whose_last_held_out_loss_is_not_finite_is_not_selected():
+    runs = {cell('t5', rate): run(rate, 0, loss) for rate, loss in (('1', 1.0), ('2', 2.0))}
+    diverged = runs[cell('t5', '1')]
+    last = MetricsRecord('held_out', 20, {'loss': None}, {})
+    runs[cell('t5', '1')] = dataclasses.replace(diverged, records=[*diverged.records, last])
+    results = comparison.collect_search_results(list(runs), runs)
+    assert results.values == {'t5': {(('LEARNING_RATE', '2'),): 2.0}}
+
+
 def test_task_settings_are_selected_by_the_mean_validation_metric_if_it_is_finite():
     accuracies = (('1', 50.0, 60.0), ('2', 70.0, 50.0), ('3', None, 80.0))
     runs = {cell('t5', rate): run(rate, 0, 1.0, cb=cb, rte=rte) for rate, cb, rte in accuracies}
