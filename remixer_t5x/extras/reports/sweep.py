@@ -226,7 +226,8 @@ class _RunProcess(subprocess.Popen):
         self._next_progress, self._shown_line = self.start + _PROGRESS_PERIOD, ''
         with object_store.wrap_write_errors(epath.Path(cell.folder.parent)):
             cell.folder.parent.mkdir(parents=True, exist_ok=True)
-        with cell.log_path.open('ab') as log:
+            log = cell.log_path.open('ab')
+        with log:
             # Earlier attempts have written to the same log.
             self._log_start = log.tell()
             # In a new process group, the child receives only the SIGINT that the sweep forwards.

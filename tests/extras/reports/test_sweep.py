@@ -97,7 +97,12 @@ def test_a_file_that_cannot_be_written_is_reported(tmp_path, monkeypatch):
     (tmp_path / 'file').touch()
     runner = sweep.Sweep(tmp_path)
     (tmp_path / sweep.FINISHED_FILE).mkdir()
-    for folder, message in (('file/seed_0', 'file cannot'), ('t5/seed_0', f'{sweep.FINISHED_FILE} cannot')):
+    (tmp_path / 't5/seed_1.log').mkdir(parents=True)
+    for folder, message in (
+        ('file/seed_0', 'file cannot'),
+        ('t5/seed_0', f'{sweep.FINISHED_FILE} cannot'),
+        ('t5/seed_1', 't5 cannot'),
+    ):
         with pytest.raises(object_store.WriteError, match=f'{message} be written'):
             runner.run([sweep.SweepCell('t5', (), 0, tmp_path / folder, ())])
     with pytest.raises(object_store.WriteError, match=f'{tmp_path} cannot be written'):
