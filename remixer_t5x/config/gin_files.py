@@ -199,12 +199,12 @@ def parse_model_flag(text: str) -> list[str]:
     """Splits the value of --model, such as `bert+sublayers/fnet+ENCODER_MIXER=@fnet.FNet`, into gin files and settings.
 
     `NAME` refers to the shipped file models/NAME.gin if it exists; `NAME.gin`, and any other `NAME`, refer to NAME.gin.
-    Raises UserError if a name is empty.
+    The settings override all gin files. Raises UserError if a name is empty, or if there are only settings.
     """
-    parts = []
+    parts: list[str] = []
     for name in map(str.strip, text.split('+')):
         file = f'{name.removesuffix(".gin")}.gin'
-        if file == '.gin':
+        if file == '.gin' or ('=' in name and not parts):
             raise UserError(
                 f'--model must be one or more names joined by +, got {text!r}; pass --model=t5_1_1, or '
                 '--model=remixer+NAME=VALUE'
@@ -215,9 +215,9 @@ def parse_model_flag(text: str) -> list[str]:
 
 
 class GinReader:
-    """Reads gin files and the files that they include. The files and texts in `model` replace the files in models/."""
+    """Reads gin files and the files that they include. The files in `model` replace the files in models/."""
 
-    def __init__(self, search_paths: Sequence[str] = (), model: Sequence[str | GinText] = ()):
+    def __init__(self, search_paths: Sequence[str] = (), model: Sequence[str] = ()):
         self._search_paths, self._model, self._open_files = search_paths, model, list[pathlib.Path]()
         self.model_read = False
 
@@ -236,7 +236,7 @@ class GinReader:
             # Replace the first file in models/ with `model`, and skip other files in models/.
             replacement, self.model_read = () if self.model_read else self._model, True
             for other in replacement:
-                yield from [other] if isinstance(other, GinText) else self.read(other, '--model: ', in_model=True)
+                yield from self.read(other, '--model: ', in_model=True)
             return
         if path in self._open_files:
             raise UserError(f'{included_by}{file} must not include itself; remove one of the include statements')

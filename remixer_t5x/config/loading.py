@@ -53,7 +53,7 @@ class ConfigSources:
         files: gin files in the current folder, in `search_paths`, or among the shipped configs.
         flags: (name, value) pairs of strings; the name is a macro or a setting.
         search_paths: additional folders to search for gin files.
-        model: gin files, and settings of the form NAME=VALUE, that replace all files in models/.
+        model: gin files that replace all files in models/, and settings of the form NAME=VALUE, which override `files`.
         base: shipped gin files that a command reads by default.
         defaults: Python values of macros, which all other sources override.
         objects: Python values of macros, which override all other sources.
@@ -169,11 +169,8 @@ def _bind_macros(macros: Mapping[str, Any]) -> None:
 
 def _read_gin_texts(sources: ConfigSources) -> list[GinText]:
     """Reads all gin texts in loading order, and lets custom gin files import modules from the current folder."""
-    model = [
-        parse_gin_flag(name, value) if value else name
-        for name, _, value in (item.partition('=') for item in sources.model)
-    ]
-    reader = gin_files.GinReader(sources.search_paths, model)
+    model_files = [item for item in sources.model if '=' not in item]
+    reader = gin_files.GinReader(sources.search_paths, model_files)
     texts = [text for file in (DEFAULTS, *sources.base) for text in reader.read(file, prefer_shipped=True)]
     texts += [text for file in sources.files for text in reader.read(file)]
     if sources.model and not reader.model_read:
@@ -181,7 +178,9 @@ def _read_gin_texts(sources: ConfigSources) -> list[GinText]:
             f'--model replaces a file in {MODELS_FOLDER}, but no gin file includes one; '
             f'pass --gin_file={sources.model[0]}'
         )
-    texts += [parse_gin_flag(name, text) for name, text in sources.flags]
+    # The settings of --model override the files that follow the model, such as a file with its sizes.
+    model_settings = [tuple(item.split('=', 1)) for item in sources.model if '=' in item]
+    texts += [parse_gin_flag(name, text) for name, text in (*model_settings, *sources.flags)]
     for text in texts:
         modules = [statement.module for statement in text.imports.values()]
         modules += [str(text.bindings[MODULE][0].value)] if MODULE in text.bindings else []

@@ -2,6 +2,7 @@
 
 import argparse
 import csv
+import dataclasses
 import json
 import os
 import re
@@ -45,6 +46,15 @@ def test_a_model_replaces_the_one_that_an_experiment_includes(model, sublayers):
     assert [type(sublayer()) for sublayer in layer().sublayers] == sublayers and model.vocab_size == 896
 
 
+def test_a_setting_of_a_model_overrides_the_files_after_the_model(tmp_path):
+    (tmp_path / 'recipe.gin').write_text("include 'models/t5_1_1.gin'\ninclude 'sizes/tiny.gin'\nDROPOUT_RATE = 0.0\n")
+    model = gin_files.parse_model_flag('remixer+REMIXER_DIM=24+DROPOUT_RATE=0.1')
+    sources = loading.ConfigSources([str(tmp_path / 'recipe.gin')], [('DROPOUT_RATE', '0.2')], model=model)
+    assert loading.load_macro_values(sources, 'REMIXER_DIM', 'DROPOUT_RATE') == [24, 0.2]
+    sources = dataclasses.replace(sources, flags=())
+    assert loading.load_macro_values(sources, 'DROPOUT_RATE') == [0.1]
+
+
 def test_the_model_flag_accepts_shipped_and_custom_files():
     files = ['mine.gin', 'models/remixer.gin', 'remixer.gin', 'sublayers/fnet.gin', 'X=1']
     assert gin_files.parse_model_flag('mine+remixer+remixer.gin+sublayers/fnet+X=1') == files
@@ -82,6 +92,8 @@ def test_plans_have_named_models_and_a_grid_of_settings_or_a_random_part_of_it()
         (['--models=,'], '--models must name at least one model; pass --models=t5_1_1,remixer'),
         (['--over_random=3'], '--over_random must be omitted without --over'),
         (['--models=remixer', '--equal=time'], '--equal must be omitted for one model'),
+        (['--models=remixer,remixer+A=1', '--over=A=1,2'], 'must not set A, which another flag sets for all models'),
+        (['--models=remixer,remixer+SEED=1'], 'must not set SEED, which another flag sets'),
         (["--over=BEST_METRICS='mean',None"], 'must not change how results are compared; pass --gin.BEST_METRICS='),
     ],
 )
@@ -91,10 +103,10 @@ def test_invalid_flags_are_rejected(flags, message):
 
 
 def test_distinct_models_and_settings_have_distinct_folders():
-    plan = make_plan('--models=remixer+A=@b/c,remixer+A=@b_c', '--over=A=(1, 2),[1, 2],1e-3')
+    plan = make_plan('--models=remixer+A=@b/c,remixer+A=@b_c', '--over=B=(1, 2),[1, 2],1e-3')
     cells = [plan.build_cell(model, setting, 0) for model in plan.models for setting in plan.settings]
     assert len({cell.folder for cell in cells}) == 6
-    assert cells[0].folder.parent.name == 'A=%281,%202%29' and cells[2].folder.parent.name == 'A=1e-3'
+    assert cells[0].folder.parent.name == 'B=%281,%202%29' and cells[2].folder.parent.name == 'B=1e-3'
 
 
 def test_equal_time_refuses_a_search_over_the_number_of_steps():
