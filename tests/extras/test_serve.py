@@ -115,7 +115,8 @@ def test_a_server_answers_like_infer_and_finishes_accepted_requests(served, run,
         response = client.post(path, content=content)
         assert response.status_code == status, (content, response.text)
         assert '\n' not in response.text and words in response.json()['error']['message']
-    assert client.get('/v1/completions').status_code == 405
+    refused = client.get('/v1/completions')
+    assert (refused.status_code, refused.headers['allow']) == (405, 'POST')
 
     total = metric(client, 'tokens_total', kind='prompt') + 8 * sum(len(text) + 1 for text in TEXTS)
     with concurrent.futures.ThreadPoolExecutor(32) as threads:
@@ -131,17 +132,31 @@ def test_a_server_answers_like_infer_and_finishes_accepted_requests(served, run,
     assert all(' /v1/' in line for line in process.output().partition('ready after')[2].splitlines()[1:])
 
 
-def serve_slowly(command):
-    """Runs the command `serve` with a model that takes an hour for each batch."""
+def serve_slowly(method, command):
+    """Runs the command `serve` without compiling programs, and with an hour of sleep in a method of the engine."""
     from remixer_t5x.extras.serve.engine import Engine
 
     Engine._warm_up = lambda engine: None
-    Engine._run_model = lambda *_: time.sleep(3600)
+    setattr(Engine, method, lambda *_: time.sleep(3600))
     return main(command)
 
 
+def test_a_signal_stops_a_server_that_compiles(run, tmp_path):
+    command = ['serve', str(run), '--port=0']
+    process = real_processes.Process(serve_slowly, '_warm_up', command, output=tmp_path / 'log.txt')
+    try:
+        process.wait_until(lambda: 'listening on' in process.output(), 'listening')
+        address = re.search(r'http://[\d.:]+', process.output()).group()
+        assert httpx.get(f'{address}/health', timeout=300).status_code == 503
+        process.send(signal.SIGTERM)
+        assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+
+
 def test_a_second_signal_stops_a_server_that_computes_a_batch(run, tmp_path):
-    process = real_processes.Process(serve_slowly, ['serve', str(run), '--port=0'], output=tmp_path / 'log.txt')
+    command = ['serve', str(run), '--port=0']
+    process = real_processes.Process(serve_slowly, '_run_model', command, output=tmp_path / 'log.txt')
     try:
         process.wait_until(lambda: 'ready after' in process.output(), 'ready')
         host, port = re.search(r'http://([\d.]+):(\d+)', process.output()).groups()

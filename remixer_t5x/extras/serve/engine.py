@@ -126,9 +126,8 @@ class Engine:
         loop, start = asyncio.get_running_loop(), time.monotonic()
         with ThreadPoolExecutor(1, 'model') as thread:
             await loop.run_in_executor(thread, self._warm_up)
-            if self.state == 'starting':
-                self.state = 'ready'
-                log(f'ready after {time.monotonic() - start:.1f} s')
+            self.state = 'ready'
+            log(f'ready after {time.monotonic() - start:.1f} s')
             while await self._rows_arrived.wait():
                 if len(self.waiting) < self._batch_size:
                     await asyncio.sleep(BATCH_WAIT_SECONDS)
@@ -169,8 +168,6 @@ class Engine:
         operations = [name for name in ('generate', 'score', 'encode') if hasattr(model, name)]
         programs = list(itertools.product(lengths, operations, self._predictors))
         for number, (length, operation, size) in enumerate(programs, 1):
-            if self.state == 'stopping':
-                return
             row = RequestRow(operation, [self.eos_id] * length, [self.eos_id], dict.fromkeys(SETTING_DTYPES, 1))
             self._run_model([row], size)
             log(f'compiled {number} of {len(programs)} programs')

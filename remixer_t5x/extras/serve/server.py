@@ -180,13 +180,13 @@ async def serve(trained: TrainedModel, name: str, listener: socket.socket, batch
     engine = Engine(trained, batch_size, max_queue)
 
     class Server(uvicorn.Server):
-        """A server that finishes pending requests after the first signal, and exits immediately after the second."""
+        """Finishes pending requests after a signal; exits immediately during compilation and at the second signal."""
 
         signal_number = 0
 
         def handle_exit(self, sig: int, frame: Any) -> None:
-            if engine.state == 'stopping':
-                # Otherwise, Python would wait for the thread that computes the current batch.
+            if engine.state != 'ready':
+                # Otherwise, Python would wait for the thread that compiles a program or computes a batch.
                 os._exit(128 + sig)
             self.signal_number, engine.state = sig, 'stopping'
 
@@ -212,7 +212,8 @@ async def serve(trained: TrainedModel, name: str, listener: socket.socket, batch
 async def _describe_error(request: Request, error: Any) -> Response:
     kind = ERROR_TYPES.get(error.status_code, 'invalid_request_error')
     body = {'error': {'message': error.detail, 'type': kind, 'param': None, 'code': None}}
-    return JSONResponse(body, error.status_code, {'Retry-After': '1'} if error.status_code in (429, 503) else None)
+    headers = {'Retry-After': '1'} if error.status_code in (429, 503) else error.headers
+    return JSONResponse(body, error.status_code, headers)
 
 
 async def _read_body(request: Request) -> dict[str, Any]:
