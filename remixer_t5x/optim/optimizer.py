@@ -68,11 +68,17 @@ def as_optimizer(optimizer: Any) -> Optimizer:
     if isinstance(optimizer, optax.GradientTransformation):
         update = optax.with_extra_args_support(optimizer).update
         checked = optax.GradientTransformationExtraArgs(_report_errors(optimizer.init), _report_errors(update))
-        average = None
+        state = None
         # A transformation whose `init` raises an error for an empty tree of parameters is not schedule-free.
         with contextlib.suppress(Exception):
-            is_schedule_free = isinstance(jax.eval_shape(optimizer.init, {}), ScheduleFreeState)
-            average = schedule_free_eval_params if is_schedule_free else None
+            state = jax.eval_shape(optimizer.init, {})
+        average = schedule_free_eval_params if _is_schedule_free(state) else None
+        if average is None and any(map(_is_schedule_free, jax.tree.leaves(state, is_leaf=_is_schedule_free))):
+            raise UserError(
+                'OPTIMIZER must be the schedule-free optimizer itself, got a chain or wrapper that contains it, whose '
+                'average would not be evaluated; pass the other transformations to optax.contrib.schedule_free, as in '
+                'schedule_free(optax.chain(...), ...)'
+            )
         return Optimizer(None, lambda logical_axes: checked, evaluated=average)
     advice = 'set OPTIMIZER = @optimizer.adafactor()'
     if callable(optimizer):
@@ -84,6 +90,10 @@ def as_optimizer(optimizer: Any) -> Optimizer:
         'OPTIMIZER must be an optimizer such as @optimizer.adafactor() or an optax transformation such as '
         f'@optax.adamw() (in Python, optax.adamw(1e-3)), got {name:.80}; {advice}'
     )
+
+
+def _is_schedule_free(state: Any) -> bool:
+    return isinstance(state, ScheduleFreeState)
 
 
 def _report_errors(function: Callable[..., Any]) -> Callable[..., Any]:

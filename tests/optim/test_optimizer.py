@@ -219,6 +219,7 @@ def test_optax_transformations_are_wrapped_without_a_learning_rate():
         (optax.adamw, r'got adamw; add \(\) after'),
         (optax.MultiSteps(optax.sgd(1.0), 2), r'got .*MultiSteps.*; pass .*\.gradient_transformation\(\)'),
         (0.1, 'got 0.1; set OPTIMIZER'),
+        (optax.chain(optax.clip(1.0), optax.contrib.schedule_free_sgd(0.1)), 'got a chain .* pass the other'),
     ):
         with pytest.raises(UserError, match=f'OPTIMIZER must be .* {message}'):
             optimizer.as_optimizer(invalid)
