@@ -65,7 +65,7 @@ VARIANTS = {
     'modern_t5, short window': {'LOCAL_WINDOW': 5},
 }
 DECODERS = ('remixer', 'mixer_enc_dec', 'hyper_mixer', 'gmlp', 'linear_transformer', 'tim', 'gpt2')
-ENCODERS = ('t5_1_1', 'fnet', 'mixer_enc', 'hyper_mixer', 'bert', 'modern_bert')
+ENCODERS = ('t5_1_1', 'fnet', 'mixer_enc', 'hyper_mixer', 'bert', 'bert, one token type', 'modern_bert')
 # Models whose modules and layouts are in the other cases.
 COVERED = {'remixer_scaled'}
 LENGTH = 40
@@ -155,8 +155,10 @@ def test_decoders_have_the_same_logits_with_padding_on_either_side(name, tmp_pat
 @pytest.mark.parametrize('name', ENCODERS)
 def test_encoders_have_the_same_logits(name, tmp_path, torch):
     model = make_model(name, *([] if 'bert' in name else ['model_types/encoder_only.gin']))
-    if name == 'bert':
-        model = dataclasses.replace(model, module=model.module.clone(separator_id=SEPARATOR))
+    if name.startswith('bert'):
+        types = 1 if 'one' in name else 2
+        input_layer = functools.partial(model.module.input_layer, token_types=types)
+        model = dataclasses.replace(model, module=model.module.clone(separator_id=SEPARATOR, input_layer=input_layer))
     (params, theirs), inputs = export(tmp_path / 'masked', model), rows()
     ours = jax.jit(lambda p: model.logits(p, {'encoder_input_tokens': inputs}))(params)
     is_token = inputs > 0
@@ -220,7 +222,7 @@ def shapes_of(tree, prefix):
 IMPLIED_SETTINGS = {
     *('axis', 'base_embed_dim', 'composition', 'decoder_stack', 'embed_dim', 'encoder_stack', 'features', 'first_norm'),
     *('head_dim', 'head_layer', 'hidden_dim', 'num_embeddings', 'outputs', 'parent', 'qk_norm', 'runs'),
-    *('sentence_layer', 'shared_embedding', 'spatial', 'sublayers', 'token_types', 'use_bias', 'vocab_size', 'weights'),
+    *('sentence_layer', 'shared_embedding', 'spatial', 'sublayers', 'use_bias', 'vocab_size', 'weights'),
 }
 
 

@@ -664,7 +664,8 @@ class Stack(BaseModule):
 
 class BertInput(BaseModule):
     def forward(self, x: Tensor, tokens: SequenceContext, token_types: Tensor | None = None) -> Tensor:
-        types = self.token_types[0] if token_types is None else functional.embedding(token_types, self.token_types)
+        has_types = token_types is not None and self.settings['token_types'] > 1
+        types = functional.embedding(token_types, self.token_types) if has_types else self.token_types[0]
         return self.norm(x + self.positions(x, tokens) + types)
 
 
