@@ -60,7 +60,10 @@ def get_labels(task: seqio.Task) -> tuple[str, ...] | None:
 
 
 def get_vocabulary_record(vocab: seqio.Vocabulary) -> str:
-    """Returns a string that identifies the vocabulary. A run rejects checkpoints with a different vocabulary record."""
+    """Returns a string that identifies the vocabulary. A run rejects checkpoints with a different vocabulary record.
+
+    Copies of a SentencePiece model have the same record, but are not equal (`==`), because they have different paths.
+    """
     text = getattr(vocab, 'sp_model', None)
     if not isinstance(text, bytes):
         # Without a model file, the class and the words or token texts identify the vocabulary.
