@@ -39,7 +39,7 @@ MAX_INT8 = 127
 SCALE_SUFFIX = '.scale'
 # Arrays with fewer elements are not quantized.
 _MIN_QUANTIZED_SIZE = 1024
-# The functions that can be exported, in the default order.
+# The functions that can be exported, in the default order. standalone.py has a method for each of them.
 FUNCTION_NAMES = ('generate', 'score', 'encode', 'classify')
 PLATFORMS = ('cpu', 'cuda', 'tpu')
 Outputs = dict[str, jax.Array]
@@ -169,7 +169,6 @@ def build_functions(
             array: inputs,
             'decoder_input_tokens': jnp.pad(targets, ((0, 0), (1, 0)))[:, :-1],
             'decoder_target_tokens': targets,
-            'decoder_loss_weights': (targets > 0).astype(jnp.int32),
         }
         return {'scores': model.score(dequantize_weights(weights), batch)}
 
