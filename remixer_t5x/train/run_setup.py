@@ -12,6 +12,7 @@ from remixer_t5x.data import fingerprint, pipeline, prefetch, task_batches, task
 from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError, suggest_similar_name
 from remixer_t5x.evaluate import checkpoint_ranking, task_evaluation
+from remixer_t5x.models import interface
 from remixer_t5x.run_folder import model_dir, object_store
 from remixer_t5x.train import compilation, run_state
 from remixer_t5x.train.settings import PREVIOUS, Run
@@ -35,10 +36,15 @@ class RunData:
     def __init__(self, run: Run):
         """Reads and parses the training texts and trains the vocabulary, unless both are cached.
 
-        Raises UserError if the data cannot be read, or if the vocabulary does not fit the model.
+        Raises UserError if the data cannot be read, or if the vocabulary or LENGTH_BUCKETS does not fit the model.
         """
         model, partitioner = run.step_config.model, run.step_config.partitioner
         dataset, evaluation, tasks = run.dataset, run.evaluation, run.tasks
+        if dataset.length_buckets and interface.requires_fixed_length(model):
+            raise UserError(
+                'LENGTH_BUCKETS must be () for a model whose outputs depend on the padded length, such as FNet, got '
+                f'{tuple(dataset.length_buckets)}'
+            )
         prepared = pipeline.prepare_data(dataset, model.vocab_size)
         self._dataset, self.vocabulary = prepared.config, prepared.vocabulary
         self._partitioner, self._evaluation = partitioner, evaluation

@@ -68,6 +68,7 @@ class TinyModel:
     """The part of the model interface that training requires, implemented with `TinyModule`."""
 
     model_type = 'encoder_decoder'
+    module = None
     vocab_size: int = 384
     nan_below: int = -1  # target ids below it make the loss NaN
     loss_factors: tuple[float, ...] = ()  # factors of the losses of MARKED_LINES

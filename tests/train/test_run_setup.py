@@ -18,13 +18,13 @@ from tests.support import toy_tasks
 LENGTHS = {'inputs': 16, 'targets': 8}
 
 
-def read_data(trained, evaluated=None, best_metrics=None, evaluation=None):
+def read_data(trained, evaluated=None, best_metrics=None, evaluation=None, model='t5_1_1', length_buckets=()):
     """Returns the data of a run whose training and evaluation tasks have these vocabularies."""
     tasks = evaluated and TaskEvaluation(toy_tasks.labelled(evaluated, 'evaluated'), Decoding(4, LENGTHS))
-    model = build_model('models/t5_1_1.gin', 'sizes/tiny.gin', VOCAB_SIZE=384)
+    model = build_model(f'models/{model}.gin', 'sizes/tiny.gin', VOCAB_SIZE=384)
     run = types.SimpleNamespace(
         step_config=types.SimpleNamespace(model=model, partitioner=Partitioner()),
-        dataset=pipeline.DatasetConfig(toy_tasks.labelled(trained), LENGTHS, 4),
+        dataset=pipeline.DatasetConfig(toy_tasks.labelled(trained), LENGTHS, 4, length_buckets=length_buckets),
         evaluation=evaluation,
         tasks=tasks,
         folder=types.SimpleNamespace(best_metrics=best_metrics),
@@ -67,3 +67,9 @@ def test_the_examples_of_the_held_out_loss_are_identified():
 
     assert identify(2) == identify(1, batch_size=8)
     assert len({identify(2), identify(3), identify(None), identify(2, split='train')}) == 4
+
+
+def test_length_buckets_are_rejected_if_outputs_depend_on_the_padded_length():
+    assert read_data(seqio.ByteVocabulary(), length_buckets=(8,)).record['length_buckets'] == [8]
+    with pytest.raises(UserError, match=r'LENGTH_BUCKETS must be \(\) .* such as FNet, got \(8,\)'):
+        read_data(seqio.ByteVocabulary(), model='fnet', length_buckets=(8,))
