@@ -153,6 +153,21 @@ def test_an_exported_program_reads_and_writes_lines(monkeypatch, capsys, functio
             standalone.main()
 
 
+def test_answers_are_sampled_with_seeds_that_depend_on_the_seed_and_the_row(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(standalone.Model, '__init__', lambda self: None)
+    monkeypatch.setattr(standalone.Model, '_tokenize', lambda self, texts, side: texts)
+    monkeypatch.setattr(
+        standalone.Model,
+        '_run_function',
+        lambda self, name, texts, seeds: drawn.append([*seeds]) or {'tokens': [], 'scores': []},
+    )
+    for seed, rows in ((0, 3), (0, 2), (1, 3)):
+        standalone.Model().generate(['a'] * rows, seed)
+    first, fewer, other = drawn
+    assert fewer == first[:2] and len({*first, *other}) == 6
+
+
 def test_an_int8_export_is_a_quarter_of_the_size_and_nearly_equal(outputs, current_folder):
     trained = remixer_t5x.load('bytes', lengths=LENGTHS)
     scores, expected = np.asarray([output[-1] for output in outputs]), trained.score(*PAIRS)

@@ -38,7 +38,8 @@ class Model:
 
     def generate(self, texts, seed=0):
         """Returns a list of (answer, score) for each text, best first; only sampling uses `seed`."""
-        seeds = np.arange(seed, seed + len(texts), dtype=np.int32)
+        # Random seeds of the rows, because calls with consecutive seeds must not share samples.
+        seeds = np.random.default_rng(seed).integers(2**31, size=len(texts), dtype=np.int32)
         outputs = self._run_function('generate', self._tokenize(texts, 'inputs'), seeds)
         return [
             [(self.decode(ids), float(score)) for ids, score in zip(tokens, scores, strict=True)]
