@@ -107,8 +107,10 @@ class TaskEvaluator:
             interface.require_method(model, method, f'the metrics of {task.name}')
         first = self.seqio_tasks[0]
         self.vocabulary = task_vocabulary.get_vocabulary(first)
+        get_record = task_vocabulary.get_vocabulary_record
         for task in self.seqio_tasks:
-            if task_vocabulary.get_vocabulary(task) != self.vocabulary:
+            vocabulary = task_vocabulary.get_vocabulary(task)
+            if vocabulary != self.vocabulary and get_record(vocabulary) != get_record(self.vocabulary):
                 raise UserError(
                     f'all tasks must have the same vocabulary, got different ones for {first.name} and {task.name}; '
                     'evaluate the tasks separately'

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import shutil
 import types
 
 import flax
@@ -20,6 +21,7 @@ from remixer_t5x.evaluate.task_evaluation import TaskEvaluation, TaskEvaluator, 
 from remixer_t5x.models.beam_search import BeamSearch
 from remixer_tasks import vocabularies
 from remixer_tasks.corpora.text_corpus import ParsedCorpus
+from tests.support import hf_folders
 
 BYTES = seqio.ByteVocabulary(extra_ids=0)
 TYPES = seqio.metrics.ModelOutputType
@@ -283,6 +285,13 @@ def test_tasks_without_the_split_or_metrics_are_skipped():
 def test_invalid_settings_raise_errors(mixture, settings, message):
     with pytest.raises(UserError, match=message):
         evaluator(mixture, **settings)
+
+
+def test_tasks_with_copies_of_one_vocabulary_are_evaluated_together(tmp_path):
+    copy = shutil.copy(hf_folders.SPIECE, tmp_path)
+    vocabularies = [seqio.SentencePieceVocabulary(str(path)) for path in (hf_folders.SPIECE, copy)]
+    tasks = [task(f'echo_copy_{i}', vocabulary=vocabulary) for i, vocabulary in enumerate(vocabularies)]
+    assert evaluator(tasks).seqio_tasks == tasks
 
 
 def test_a_metric_of_likelihoods_is_rejected_for_a_model_without_them():
