@@ -13,7 +13,9 @@ import remixer_t5x
 from tests.support.saved_run import write_run
 
 PAGE = (pathlib.Path(__file__).parents[2] / 'docs/guide/python.md').read_text()
-LOADING, FINETUNING, ADAPTING, TRAINING = re.findall(r'^```python\n(.*?)^```$', PAGE, re.DOTALL | re.MULTILINE)
+LOADING, EVALUATING, FINETUNING, ADAPTING, TRAINING = re.findall(
+    r'^```python\n(.*?)^```$', PAGE, re.DOTALL | re.MULTILINE
+)
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +41,13 @@ def test_the_loading_example_runs(first_run, capsys):
     # Random parameters generate random bytes, including line ends.
     printed = capsys.readouterr().out
     assert re.search(r'\n\[ *-', printed) and '(2, 19, 16) [10 19] (2, 16)' in printed and "'perplexity'" in printed
+
+
+def test_the_evaluation_example_prints_the_metrics_of_a_task(first_run, capsys):
+    task = 'task = toy_tasks.labelled(trained.vocabulary)'
+    imports = 'import remixer_t5x\nfrom tests.support import toy_tasks\n'
+    run_code(f"{imports}trained = remixer_t5x.load('runs/first')\n{task}\n{EVALUATING}")
+    assert "{'accuracy': 0.0" in capsys.readouterr().out
 
 
 def test_the_finetuning_and_saving_example_runs(first_run, capsys):
