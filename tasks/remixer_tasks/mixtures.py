@@ -105,9 +105,13 @@ def count_examples(task: seqio.Task) -> float:
         return 0.0
     if known := {**GLUE, **SUPER_GLUE, **ENTAILMENT, **SQUAD}.get(task.name):
         return float(known)
+    # Imported lazily, because `sources` imports seqio.
+    from remixer_tasks.corpora.sources import CorpusTask
+
     # The sources in `sources.py` do not report their numbers of examples to seqio.
     count = getattr(task.source, 'count_examples', task.source.num_input_examples)
-    number = count(TRAIN)
+    # The number of documents is not that of examples, and the denoisers of UL2 share a corpus.
+    number = None if isinstance(task, CorpusTask) else count(TRAIN)
     if number is None:
         raise UserError(
             f'RATES must include {task.name}, whose number of examples is unknown; set '

@@ -158,8 +158,10 @@ def test_rates_equal_those_of_seqio(tmp_path, maximum, temperature):
     mixture = names.mixture(['cogs_v001', 'super_glue_cb_v102'], vocabularies.byte(), str(tmp_path), maximum=100)
     assert {task.name: mixture.get_rate(task) for task in mixture.tasks} == {'cogs_v001': 4, 'super_glue_cb_v102': 100}
     unknown = seqio.Task('unknown', seqio.FunctionDataSource(lambda split, shuffle_files: None, ['train']), {}, [])
-    with pytest.raises(UserError, match="RATES must include unknown, .*RATES = {'unknown'"):
-        names.mixture([unknown]).get_rate(unknown)
+    corrupted = pretraining.span_corruption(python_docs.corpus(), vocabularies.byte(), data='text')
+    for task in (unknown, corrupted):
+        with pytest.raises(UserError, match=f"RATES must include {task.name}, .*RATES = {{'{task.name}'"):
+            names.mixture([task]).get_rate(task)
     with pytest.raises(UserError, match='RATES must contain only tasks in TASKS.* got super_glue_rte_v102'):
         names.mixture(['super_glue_cb_v102'], vocabularies.byte(), rates={'super_glue_rte_v102': 1})
     for rate in (0, -1, 'a', float('nan')):
