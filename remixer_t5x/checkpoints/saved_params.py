@@ -106,7 +106,7 @@ class SavedParams:
         return arrays
 
     def read_on_one_device(self, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
-        """Reads the arrays named in `shapes`, such as all of `self.shapes`, without a model. Raises as `read`."""
+        """Reads arrays as float32 to one device; `shapes` maps their names to shapes. Raises like `read`."""
         device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         return self.read({n: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=device) for n, shape in shapes.items()})
 
@@ -157,15 +157,15 @@ def wrap_checkpoint_errors(path: epath.Path, operation: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _report_removal(step: epath.Path) -> Iterator[None]:
-    """Replaces an error about files of the checkpoint `step` if another process has removed it in the meantime."""
+    """Replaces a UserError of the block if the checkpoint `step` has been removed while it was being read."""
     try:
         yield
     except UserError as error:
         if is_complete_checkpoint(step):
             raise
         raise UserError(
-            f'the checkpoint at {step} was removed while it was read, because its run is training and keeps only the '
-            'newest checkpoints (KEEP_CHECKPOINTS); run the same command again, or use one of its `best` checkpoints'
+            f'the checkpoint at {step} was removed while it was being read, probably because its run keeps only the '
+            'newest checkpoints (KEEP_CHECKPOINTS); run the same command again, or use a checkpoint in best/'
         ) from error
 
 
@@ -202,8 +202,8 @@ def check_arrays_finite(folder: epath.Path, tree: Any) -> None:
 def get_array_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
     """Maps the name of each array in a tree, such as `params/encoder/run_0/layer/...`, to the array's shape.
 
-    The shape of PRNG keys, which the states of some optax transformations contain, is that of their data, because a
-    checkpoint contains the data.
+    The shape of a PRNG key, such as in the state of `optax.add_noise`, is that of its key data, because a checkpoint
+    stores the key data.
     """
     shapes = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
@@ -362,9 +362,9 @@ def follow_checkpoints(
 
 
 def wait_until_removed(step: epath.Path, timeout: float = 60.0) -> bool:
-    """Waits until the folder `step` is not a complete checkpoint. Returns False after `timeout` seconds.
+    """Waits until the folder `step` is no longer a complete checkpoint. Returns False after `timeout` seconds.
 
-    A run removes the files of an old checkpoint one after another, so reading may fail while it still seems complete.
+    A run deletes an old checkpoint file by file, so reading the checkpoint may fail while it still seems complete.
     """
     deadline = time.monotonic() + timeout
     while is_complete_checkpoint(step):

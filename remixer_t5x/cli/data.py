@@ -133,7 +133,7 @@ def decode_ids(ids: list[int], vocabulary: seqio.Vocabulary) -> str:
     parts = []
     for is_special, group in itertools.groupby(ids, lambda token: token >= ordinary or token == vocabulary.eos_id):
         if not is_special:
-            # A pass-through vocabulary returns ids.
+            # `seqio.PassThroughVocabulary.decode` returns ids instead of text.
             parts.append(str(vocabulary.decode(list(group))))
             continue
         parts += [
@@ -180,7 +180,7 @@ def list_tasks(args: argparse.Namespace) -> None:
         table.add_row(task.name, ', '.join(available), ', '.join(missing), location or advice)
     folder = catalogue.get_download_folder(args.data_dir)
     summary = f'{whole} of {len(catalogue.TASKS)} tasks are available; downloads go to {folder}'
-    corpora = 'Corpora for pretraining are gin files, such as data/own_text.gin and data/huggingface.gin'
+    corpora = 'Each corpus for pretraining has a gin file, such as data/own_text.gin or data/huggingface.gin'
     console.print_with_rich(table, summary, corpora, pipe_width=_PIPE_WIDTH)
 
 

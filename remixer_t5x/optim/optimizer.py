@@ -75,9 +75,9 @@ def as_optimizer(optimizer: Any) -> Optimizer:
         average = schedule_free_eval_params if _is_schedule_free(state) else None
         if average is None and any(map(_is_schedule_free, jax.tree.leaves(state, is_leaf=_is_schedule_free))):
             raise UserError(
-                'OPTIMIZER must be the schedule-free optimizer itself, got a chain or wrapper that contains it, whose '
-                'average would not be evaluated; pass the other transformations to optax.contrib.schedule_free, as in '
-                'schedule_free(optax.chain(...), ...)'
+                'OPTIMIZER must be the schedule-free optimizer itself, got a chain or wrapper around it, with which '
+                'its averaged parameters would not be evaluated; pass the other transformations to '
+                'optax.contrib.schedule_free, as in schedule_free(optax.chain(...), ...)'
             )
         return Optimizer(None, lambda logical_axes: checked, evaluated=average)
     advice = 'set OPTIMIZER = @optimizer.adafactor()'

@@ -80,12 +80,12 @@ def relative_difference(actual: Any, expected: Any) -> float:
 
 
 def check_collections(fixture: SublayerFixture) -> None:
-    """Checks that the layer only has parameters, because training discards the variables of other collections."""
+    """Checks that all variables of the layer are parameters, because training discards those in other collections."""
     built = layer.make_layer(fixture.sublayers, fixture.layout, norm=fixture.norm)
     ctx = fixture.make_context([[LENGTH]] * ROWS)
     variables = jax.eval_shape(built.init, make_fast_prng_key(0), fixture.make_random_features(0), ctx)
     discarded = ', '.join(sorted({*variables} - {'params', 'intermediates'}))
-    message = f'the collection {discarded} would be discarded; only parameters and, while decoding, the cache are kept'
+    message = f'training would discard the variables in {discarded}; use only parameters and, while decoding, the cache'
     require_condition(not discarded, message)
 
 

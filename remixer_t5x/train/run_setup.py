@@ -43,7 +43,7 @@ class RunData:
         if dataset.length_buckets and interface.requires_fixed_length(model):
             raise UserError(
                 'LENGTH_BUCKETS must be () for a model whose outputs depend on the padded length, such as FNet, got '
-                f'{tuple(dataset.length_buckets)}'
+                f"{tuple(dataset.length_buckets)}; pass --gin.LENGTH_BUCKETS='()'"
             )
         prepared = pipeline.prepare_data(dataset, model.vocab_size)
         self._dataset, self.vocabulary = prepared.config, prepared.vocabulary

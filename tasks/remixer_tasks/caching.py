@@ -47,7 +47,7 @@ def cache_task(task: seqio.Task, directory: str, note: str, shards: int = 64, be
         _write_cache(task, path, note, shards, beam_options)
         return f'{task.name} is cached in {path}'
     if before in (note, ''):
-        return f'{task.name} is already cached in {path}; if its text has changed, delete that folder'
+        return f'{task.name} is already cached in {path}; if the text has changed, delete this folder and run again'
     raise UserError(f'the cache {path} was written for {before}, not for {note}; use another CACHE_DIR')
 
 

@@ -58,7 +58,7 @@ def test_a_checkpoint_that_its_run_removes_while_it_is_read_is_not_called_damage
         monkeypatch.setattr(saved_params, 'verify_checkpoint_files', remove)
     else:
         monkeypatch.setattr(saved_params.parameter_averages, 'select_saved_arrays', remove)
-    with pytest.raises(UserError, match='was removed while it was read.*KEEP_CHECKPOINTS'):
+    with pytest.raises(UserError, match='was removed while it was being read.*KEEP_CHECKPOINTS'):
         saved = saved_params.open_checkpoint(str(tmp_path / 'run'))
         saved.read(dict.fromkeys(saved.shapes, jax.ShapeDtypeStruct((), jax.numpy.float32)))
 
@@ -93,8 +93,8 @@ def test_following_skips_evaluated_steps_and_ends_after_the_timeout(tmp_path, mo
 
 
 @pytest.mark.parametrize('is_removed', [True, False])
-def test_a_followed_checkpoint_that_a_run_is_removing_is_skipped(tmp_path, monkeypatch, is_removed):
-    """The run has already removed some of its files when the evaluation reads it."""
+def test_following_skips_a_checkpoint_that_is_being_removed_but_not_a_damaged_one(tmp_path, monkeypatch, is_removed):
+    """Some files of the checkpoint are missing when the evaluation reads it."""
     save(tmp_path, 10)
     folder = saved_params.find_checkpoint(str(tmp_path))
     monkeypatch.setattr(saved_params, 'time', FakeTime(folder.rmtree if is_removed else lambda: None))

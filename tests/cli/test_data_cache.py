@@ -134,7 +134,7 @@ def test_denoisers_read_their_caches_in_different_orders(tmp_path):
     orders = []
     for task in mixture.tasks:
         seqio.set_global_cache_dirs([write_cache(tmp_path, task.name, shards=24)])
-        # A single example contains all documents, of which few tokens are hidden.
+        # The only example contains all documents, and few of its tokens are masked.
         examples = task.get_dataset({'inputs': 3000, 'targets': 90}, use_cached=True, seed=3)
         (text,) = [bytes(id - 3 for id in row['inputs'] if 3 <= id < 259) for row in examples.as_numpy_iterator()]
         orders.append(re.findall(rb'document (\d+)', text))
@@ -183,7 +183,7 @@ def test_an_existing_cache_is_kept_and_its_vocabulary_compared(run_data_cache, t
     code, out, _ = run_data_cache()
     assert code == 0
     assert out.startswith(
-        f'own_text_span_corruption is already cached in {folder}; if its text has changed, delete that folder'
+        f'own_text_span_corruption is already cached in {folder}; if the text has changed, delete this folder'
     )
     (folder / 'COMPLETED').write_text(pipeline.format_cache_record(make_record(seqio.ByteVocabulary(0))))
     code, out, error = run_data_cache()

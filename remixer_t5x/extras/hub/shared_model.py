@@ -189,16 +189,17 @@ def push_shared_model(args: argparse.Namespace) -> None:
     print_labeled_line('pushed', address)
 
 
-def _require_default_end_of_inputs(model: Any, lengths: Mapping[str, int]) -> None:
+def _check_end_token_of_inputs(model: Any, lengths: Mapping[str, int]) -> None:
     """Raises UnsupportedModelError if Hugging Face's format would change whether inputs end with the end token.
 
-    A loaded Hugging Face folder appends the end token to the inputs of encoder-decoders, but not to prompts.
+    Encoder-decoders that are loaded from Hugging Face's format append the end token to their inputs; decoder-only
+    models do not append it to prompts.
     """
     ends_inputs = 'inputs' in lengths
     defaults = {batch_formats.ENCODER_DECODER: True, batch_formats.DECODER_ONLY: False}
     if ends_inputs != defaults.get(model.model_type, ends_inputs):
         raise UnsupportedModelError(
-            f'its inputs {"end" if ends_inputs else "do not end"} with the end token, unlike those of Hugging Face'
+            f'its inputs {"end" if ends_inputs else "do not end"} with the end token, unlike in Hugging Face format'
         )
 
 
@@ -212,7 +213,7 @@ def _write_model_folder(args: argparse.Namespace, folder: pathlib.Path, name: st
     params, record, step = converted_checkpoint.read_checkpoint(checkpoint)
     auto_class, packages, missing = '', [], []
     try:
-        _require_default_end_of_inputs(model, lengths)
+        _check_end_token_of_inputs(model, lengths)
         family = export_transformers_model(checkpoint, str(folder), None, model, vocabulary, requires_tokenizer=True)
         auto_class = family.auto_class
     except UnsupportedModelError as refusal:

@@ -129,9 +129,9 @@ def build_plan(args: argparse.Namespace) -> ComparisonPlan:
     models = {_format_model_label(model): model for model in args.models}
     if len(models) < len(args.models):
         raise UserError(f'--models must not name a model twice, got {",".join(args.models)}; use distinct file names')
-    given = {*sweep.RUN_MACROS, *dict(args.gin_flags), *(text.partition('=')[0] for text in args.over)}
+    shared = {*sweep.RUN_MACROS, *dict(args.gin_flags), *(text.partition('=')[0] for text in args.over)}
     for name in (part.partition('=')[0].strip() for model in args.models for part in model.split('+') if '=' in part):
-        if name in given:
+        if name in shared:
             raise UserError(
                 f'--models={",".join(args.models)} must not set {name}, which another flag sets for all models; remove '
                 'one of the two'

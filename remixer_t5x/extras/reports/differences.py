@@ -33,8 +33,8 @@ class ModelDifference:
         model: name of the model with the better mean.
         other: name of the other model.
         gain: mean improvement over seeds, at least 0.
-        low: lower end of the confidence interval of `gain`; -infinity if there is no interval (`t_interval`).
-        high: upper end of the confidence interval; infinity if there is no interval.
+        low: lower end of the confidence interval of `gain`; -infinity if there is none (see `t_interval`).
+        high: upper end of the confidence interval; infinity if there is none.
         seeds: number of common seeds.
     """
 
@@ -57,7 +57,7 @@ class ModelDifference:
         if self.seeds < 2:
             return f'{claim} (one seed: no interval)'
         if self.high == math.inf:
-            return f'{claim} (the same difference, {self.gain:.4g}, in all {self.seeds} seeds: no interval)'
+            return f'{claim} (the same difference, {self.gain:.4g}, for all {self.seeds} seeds: no interval)'
         return f'{claim} ({CONFIDENCE:.0%} interval {self.low:.4g} to {self.high:.4g}, {self.seeds} seeds)'
 
 
@@ -69,8 +69,8 @@ def bonferroni_confidence(models: int) -> float:
 def t_interval(gains: np.ndarray | Sequence[float], confidence: float = CONFIDENCE) -> tuple[np.ndarray, np.ndarray]:
     """Computes Student's t confidence interval of the mean: [..., seeds] -> (mean [...], half-width [...]).
 
-    The half-width is infinite for one seed, and if all gains are equal up to rounding. Equal gains occur by chance for
-    metrics with few possible values, such as the accuracy on a few examples, and do not show the variation over seeds.
+    The half-width is infinite for one seed, and if all gains are equal up to rounding. Equal gains occur by chance if a
+    metric has few possible values, such as an accuracy on few examples; they do not show how much the gain varies.
     """
     gains = np.asarray(gains, np.float64)
     seeds = gains.shape[-1]
@@ -112,8 +112,8 @@ def compare_models(models: Mapping[str, ValueBySeed], higher_is_better: bool) ->
 def describe_differences(measure: ComparedMeasure) -> str:
     """Describes the differences between the best model and all other models; empty if no models share a seed.
 
-    A model with a single seed, whose other runs may have failed, is the best only if no model has more. Otherwise, no
-    line would have an interval.
+    If some models have several seeds, the best model is chosen among them: a model with a single seed, for example
+    because its other runs failed, has no interval for any difference.
     """
     means = {name: statistics.fmean(by_seed.values()) for name, by_seed in measure.models.items()}
     candidates = [name for name, by_seed in measure.models.items() if len(by_seed) > 1] or means

@@ -50,7 +50,7 @@ def summarize_run(run: RecordedRun) -> RunOverview:
         for record in run.records
         if record.kind != TRAIN
     ):
-        # The run has no result if its last held-out loss is not finite, although earlier losses are.
+        # If the last held-out loss is not finite, the run has no result, even if earlier held-out losses are finite.
         held_out = []
     step = max((record.step for record in run.records), default=0)
     steps = run.find_whole_number('TRAIN_STEPS')

@@ -70,7 +70,7 @@ def parse_seeds(text: str) -> list[int]:
     seeds = [seed for item in texts if (seed := ranges.parse_whole_number(item)) is not None]
     if not seeds or len(set(seeds)) < len(texts):
         raise UserError(
-            f'--seeds must be different whole numbers from 0 to {2**31 - 1:,}, got {text}; pass --seeds=0,1,2'
+            f'--seeds must be distinct whole numbers from 0 to {2**31 - 1:,}, got {text}; pass --seeds=0,1,2'
         )
     return seeds
 
@@ -137,8 +137,8 @@ class Sweep:
     def run(self, cells: Sequence[SweepCell], parallel: int = 1) -> None:
         """Runs the cells that have not finished, up to `parallel` of them at the same time.
 
-        Raises SweepStopped if a signal stopped the sweep; the exit code is 128 plus the signal number. After any error,
-        stops the processes that are still running, which save their checkpoints.
+        Raises SweepStopped if a signal stopped the sweep; the exit code is 128 plus the signal number. If another error
+        is raised, sends SIGTERM to the running processes, and waits until they have saved checkpoints.
         """
         from remixer_t5x.train import preemption
 
@@ -150,7 +150,7 @@ class Sweep:
         print_progress_line(f'{count}, {len(cells) - len(todo)} finished before; in {self.folder}')
         started, running, received, stop_signal = 0, list[_RunProcess](), list[int](), 0
         with contextlib.ExitStack() as handlers:
-            # After an error, such as a full disk, the processes would otherwise continue without the sweep.
+            # After an error of the sweep, such as a full disk, the processes would otherwise continue to run.
             handlers.callback(_stop_processes, running)
             for number in preemption.get_stop_signals():
                 previous = signal.signal(number, lambda number, _: received.append(number))

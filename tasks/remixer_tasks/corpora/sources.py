@@ -35,7 +35,7 @@ _DTYPES = {TEXT: tf.string, TEXTS: tf.string, INTEGER: tf.int64, REAL: tf.float3
 
 
 class CorpusTask(seqio.Task):
-    """A task on a corpus. `order` is added to the seed of its cache, as sources add it to their seeds."""
+    """A task whose source is a corpus. `order` is added to the seed for reading its cache, as in sources."""
 
     def __init__(self, *args: Any, order: int, **kwargs: Any):
         self._order = order
@@ -61,7 +61,7 @@ class TextSource(seqio.DataSource):
         super().__init__((TRAIN, VALIDATION), performs_internal_shuffling=True)
 
     def count_examples(self, split: str) -> int:
-        """Returns the number of documents or pairs of the split."""
+        """Returns the number of documents, or of pairs of texts, in the split."""
         return len(self._corpus.open_documents(split))
 
     def list_shards(self, split: str) -> list[str]:
@@ -180,7 +180,7 @@ class TfdsSource(seqio.TfdsDataSource):
         reason = ' '.join(str(error).split())[:120]
         return UserError(
             f'TFDS dataset {self._name} cannot be read from {folder} ({reason}); set TFDS_DATA_DIR to the folder that '
-            'contains it, or correct the name, train or validation of c4.corpus'
+            'contains it, or correct the arguments name, train and validation of c4.corpus'
         )
 
 

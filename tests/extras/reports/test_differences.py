@@ -32,7 +32,7 @@ def test_the_interval_equals_that_of_a_paired_t_test():
     assert lower.model == 'b' and lower.gain == pair.gain and not lower.is_significant
 
 
-# An accuracy on few examples has few possible values, so that models differ equally in all seeds by chance.
+# The accuracy on few examples has few possible values, so models often differ equally for all seeds by chance.
 @pytest.mark.parametrize(('models', 'seeds', 'examples'), [(2, 2, 0), (4, 3, 0), (2, 2, 20), (4, 2, 5), (4, 2, 56)])
 def test_equal_models_are_rarely_called_different(models, seeds, examples):
     rng, size = np.random.default_rng(0), (10_000, models, seeds)
@@ -76,11 +76,11 @@ def test_only_common_seeds_are_compared_and_one_seed_has_no_interval():
         measure = ComparedMeasure('loss', {name: models[name] for name in names}, higher_is_better=False)
         return differences.describe_differences(measure)
 
-    assert 'no difference shown between a and b (the same difference, 1, in all 2 seeds' in describe('a', 'b')
+    assert 'no difference shown between a and b (the same difference, 1, for all 2 seeds' in describe('a', 'b')
     line = describe('a', 'b', 'c')
     assert 'between a and c (one seed: no interval)' in line and 'inf' not in line
     assert 'one seed' in describe('a', 'c') and 'better' not in describe('a', 'c') and describe('a', 'd') == ''
-    # Of c, all runs but that with seed 0 have failed.
+    # Only the run of c with seed 0 has a result.
     better = {'a': models['a'], 'b': {0: 2.0, 1: 2.11}, 'c': {0: 0.5}}
     line = differences.describe_differences(ComparedMeasure('loss', better, higher_is_better=False))
     assert 'a is better than b by 1.005' in line and 'between c and a (one seed' in line
