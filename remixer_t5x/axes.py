@@ -1,7 +1,8 @@
 """Logical axis names of parameters and activations.
 
 Sharding rules (`devices/partition.py`) map each name to mesh axes (`data`, `fsdp`, `tensor`) or to None (replicated).
-If you add a name, add its rule there. An axis that stacks matrices also belongs in `is_hidden_matrix`.
+If you add a name, add its rule there. Add an axis that stacks matrices to `is_hidden_matrix` and to
+`optim.optimizer.build_weight_decay_mask` too.
 """
 
 # Activations.

@@ -199,7 +199,7 @@ def parse_model_flag(text: str) -> list[str]:
     """Splits the value of --model, such as `bert+sublayers/fnet+ENCODER_MIXER=@fnet.FNet`, into gin files and settings.
 
     `NAME` refers to the shipped file models/NAME.gin if it exists; `NAME.gin`, and any other `NAME`, refer to NAME.gin.
-    The settings override all gin files. Raises UserError if a name is empty, or if there are only settings.
+    The settings override all gin files. Raises UserError if a name is empty, or if a setting comes first.
     """
     parts: list[str] = []
     for name in map(str.strip, text.split('+')):

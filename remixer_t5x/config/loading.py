@@ -178,7 +178,7 @@ def _read_gin_texts(sources: ConfigSources) -> list[GinText]:
             f'--model replaces a file in {MODELS_FOLDER}, but no gin file includes one; '
             f'pass --gin_file={sources.model[0]}'
         )
-    # The settings of --model override the files that follow the model, such as a file with its sizes.
+    # The settings of --model also override the gin files that are read after the model, such as one that sets its size.
     model_settings = [tuple(item.split('=', 1)) for item in sources.model if '=' in item]
     texts += [parse_gin_flag(name, text) for name, text in (*model_settings, *sources.flags)]
     for text in texts:

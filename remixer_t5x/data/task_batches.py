@@ -35,7 +35,7 @@ Batch = dict[str, np.ndarray]
 def open_examples(
     task: seqio.Task | seqio.Mixture, config: DatasetConfig, shard: seqio.ShardInfo | None, epochs: int | None
 ) -> tf.data.Dataset:
-    """Returns the rows of a shard, or of the whole split if `shard` is None; `epochs` = None repeats them forever."""
+    """Returns the rows of a shard, or of the whole split if `shard` is None; infinite if `epochs` is None."""
     from remixer_t5x.data import converters
 
     if isinstance(task, seqio.Mixture) and epochs is not None:
@@ -80,9 +80,9 @@ def open_examples(
 
 
 def _mix_evaluated_tasks(mixture: seqio.Mixture, split: str) -> seqio.Mixture:
-    """Returns `mixture`, or one with equal rates if all of its tasks with this split have rate 0.
+    """Returns `mixture`, or a mixture with equal rates if all of its tasks with this split have rate 0.
 
-    A task with rate 0 is only evaluated. With the original rates, seqio would return no examples.
+    Tasks with rate 0 are not trained on, but can be evaluated. With only such tasks, seqio would return no examples.
     """
     tasks = [task for task in mixture.tasks if split in task.splits]
     if any(mixture.get_rate(task) for task in tasks):

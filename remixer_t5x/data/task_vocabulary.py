@@ -62,7 +62,8 @@ def get_labels(task: seqio.Task) -> tuple[str, ...] | None:
 def get_vocabulary_record(vocab: seqio.Vocabulary) -> str:
     """Returns a string that identifies the vocabulary. A run rejects checkpoints with a different vocabulary record.
 
-    Copies of a SentencePiece model have the same record, but are not equal (`==`), because they have different paths.
+    Vocabularies loaded from copies of a SentencePiece file have the same record, although their paths differ and they
+    are not equal (`==`).
     """
     text = getattr(vocab, 'sp_model', None)
     if not isinstance(text, bytes):

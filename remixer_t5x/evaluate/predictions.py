@@ -88,7 +88,7 @@ class Predictor:
     """Runs the inference functions of a model on a mesh. Each function is compiled once per batch shape.
 
     `vocabulary` defines the end token and is used to match stop strings. If `vocabulary` is None, the end token has id
-    1. `before_batch` is called before each batch, unless it is None. Inputs are padded to at least `shortest` tokens.
+    1. `before_batch` is called before each batch, unless it is None. `shortest` is the minimum padded length of inputs.
     Raises UserError if the batch size is not divisible by the number of batch shards.
     """
 
@@ -321,7 +321,7 @@ class BatchRows(NamedTuple):
 
 
 def round_up_length(length: int, longest: int, shortest: int = MIN_PADDED_LENGTH) -> int:
-    """Doubles `shortest` until it is at least `length`, and returns the result or, if it is smaller, `longest`."""
+    """Rounds a length up to `shortest` times a power of two, or to `longest` if that is smaller."""
     size = min(shortest, longest)
     while size < min(length, longest):
         size *= 2

@@ -84,7 +84,7 @@ class Model:
         """Returns the loss summed over all predictions, and float32 sums of metrics.
 
         To compute means, add up the sums of all microbatches and divide by the sum named 'weights'. Training and
-        evaluation log the mean of each sum, also of a custom one.
+        evaluation log the mean of each sum, including custom sums.
 
         Args:
             batch: the arrays listed in the docstring of the model class.
@@ -277,7 +277,7 @@ def list_sublayer_factories(model: Model) -> dict[str, list[Callable[..., nn.Mod
 
 
 def requires_fixed_length(model: Model) -> bool:
-    """Returns whether a sublayer's output depends on the padded length, which its class attribute states."""
+    """Returns whether a sublayer's output depends on the padded length (class attribute `fixed_length`)."""
     factories = itertools.chain(*list_sublayer_factories(model).values())
     return any(getattr(layer.unwrap_partial(factory), 'fixed_length', False) for factory in factories)
 

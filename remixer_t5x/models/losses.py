@@ -124,8 +124,8 @@ def cross_entropy(
         softcap: bound c in `c tanh(logits / c)`, or None.
 
     Returns:
-        The summed loss and the sums 'loss', 'z_loss', 'weights' and 'correct'. The loss and the equal sum 'loss' are
-        differentiable with respect to hidden and kernel; the gradients of the other sums are zero. 'loss' includes
+        The summed loss and the sums 'loss', 'z_loss', 'weights' and 'correct'. The summed loss and 'loss' are equal,
+        and differentiable with respect to hidden and kernel; the gradients of the other sums are zero. 'loss' includes
         the z-loss, and 'correct' is the total weight of the targets whose logit is the largest, including ties.
     """
 

@@ -22,7 +22,7 @@ from remixer_t5x.run_folder import object_store
 
 # The `kind` of training records.
 TRAIN_KIND = 'train'
-# Maps sums returned by a model's `loss` to the names of their means. Means of other sums have the names of the sums.
+# Maps the names of sums returned by a model's `loss` to the names of their means; other sums keep their names.
 MEAN_NAMES = {'correct': 'accuracy', 'squared_error': 'mean_squared_error'}
 # Metrics of a step that are not sums over targets.
 STEP_METRICS = ('grad_norm', 'param_norm', 'non_padding_fraction')

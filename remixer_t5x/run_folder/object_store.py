@@ -69,7 +69,7 @@ def check_bucket_accessible(folder: epath.Path) -> None:
 def wrap_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     """Converts disk and bucket errors to a UserError that explains why `path` cannot be read."""
     if is_remote(path) and importlib.util.find_spec('tensorflow'):
-        # etils would import TensorFlow too, but not discard the lines that it prints.
+        # Otherwise, etils would import TensorFlow without discarding its log output.
         lazy_imports.import_tensorflow()
     try:
         yield

@@ -35,8 +35,8 @@ class TensorBoardWriter:
     def __init__(self, folder: epath.Path, restored_step: int | None):
         self._is_remote, self._last_flush_time = object_store.is_remote(folder), time.monotonic()
         record_writer.directory_check(str(folder))
-        # TensorBoard reads the files whose names contain `tfevents` in alphabetical order. The clock may be behind that
-        # of an earlier process, for example on another machine.
+        # TensorBoard reads the files whose names contain `tfevents` in alphabetical order. Use a larger number than
+        # in all earlier files, even if this machine's clock is behind the one that named them.
         names = (path.name.removeprefix(_FILE_PREFIX) for path in folder.glob(f'{_FILE_PREFIX}*'))
         number = max([time.time_ns(), *(int(name) + 1 for name in names if name.isdecimal())])
         self._file = record_writer.RecordWriter(f'{folder}/{_FILE_PREFIX}{number}')

@@ -132,8 +132,9 @@ def check_sublayer(
 def check_custom_sublayers(model: interface.Model, packed: bool = False) -> list[str]:
     """Runs a quick check that a model's custom sublayers ignore padding and, in a decoder, later tokens.
 
-    Also checks their parameters, that packing an example with others does not change its outputs if `packed` is set,
-    and bidirectional attention to prefixes if `model` is a prefix language model.
+    Also checks that they ignore other rows of the batch, and other examples of a row if `packed` is set; that their
+    only variables are parameters with logical axes; and that they read prefixes in both directions if `model` is a
+    prefix language model.
 
     Returns one line for each class and its attributes; raises UserError if a sublayer of a decoder reads later tokens.
     """

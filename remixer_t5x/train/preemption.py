@@ -1,7 +1,7 @@
 """Handles SIGTERM, Ctrl-C and SIGHUP: the run finishes the current step or evaluation batch, and saves a checkpoint.
 
-A second signal ends the process immediately. Signals within REPEAT_SECONDS of the first are ignored: Ctrl-C, Slurm and
-systemd signal all processes of a job, and a launcher among them forwards its signal to the run. A second SIGHUP is
+A second signal ends the process immediately. Signals within REPEAT_SECONDS of the first are ignored, because Ctrl-C,
+Slurm and systemd signal all processes of a job, and a launcher forwards the signal to its run again. A second SIGHUP is
 always ignored, because both the shell and the kernel may send SIGHUP when a terminal is closed.
 """
 

@@ -9,9 +9,10 @@
 #   --restarts=N    restart after a crash, at most N times (default 3); the run resumes from its last checkpoint
 #   --dry_run       print the commands; DRY_RUN=1 does the same
 #
-# Adds hardware/gpu.gin after the experiment (or the first gin file) of the command, unless one of its gin files is a hardware
-# file. Forwards SIGTERM to the run, which saves a checkpoint and exits with 143. The exit code is that of the last attempt.
-# .venv is in this checkout. Relative paths in the command refer to the current folder.
+# Adds hardware/gpu.gin to the command, after the file in experiments/ or else the first gin file, unless the command
+# already has a file in hardware/. Forwards SIGTERM to the run, which saves a checkpoint and exits with 143. The exit code
+# is that of the last attempt. Installs into .venv in this checkout. Relative paths in the command refer to the current
+# folder.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 source scripts/launch/command_line.sh
@@ -38,8 +39,8 @@ count="$(ask "${gpus:-8}" bash -c 'nvidia-smi --list-gpus | wc -l')"
 gpus="${gpus:-$count}"
 (( gpus <= count )) || fail "--gpus must be at most $count, as nvidia-smi lists, got $gpus; pass --gpus=$count"
 
-# Later gin files override earlier ones: hardware/gpu.gin replaces the hardware file that an experiment includes, but must not
-# override the user's files. Without gin files, eval and infer read the config.gin of the run.
+# Later gin files override earlier ones: hardware/gpu.gin must override the hardware file that an experiment includes,
+# but not the user's files. Without gin files, eval and infer read the config.gin of the run.
 position='' hardware='' previous=''
 for index in "${!COMMAND[@]}"; do
     word="${COMMAND[index]}"

@@ -49,7 +49,7 @@ check_number --gpus "$gpus"
 check_number --chips "$chips"
 check_number --slices "$slices"
 if [[ -z "$tpu" ]]; then
-    # All GPU nodes belong to one Job, whose first pod is the coordinator.
+    # All GPU nodes belong to a single Job, so there are no slices.
     (( slices == 1 )) || fail "--slices=$slices requires --tpu=TYPE; pass --nodes=N for GPU nodes"
 else
     [[ "$topology" =~ ^[1-9][0-9]*(x[1-9][0-9]*){1,2}$ ]] || fail "--tpu=$tpu needs the topology of a slice; pass --topology=4x4"

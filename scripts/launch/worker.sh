@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the package and runs a command on one host. gpu_node.sh calls `install`, and tpu_vm.sh calls all actions on every
-# host over ssh. The command outlives the connection; its log, process id and exit code are in $RUN_DIR (~/remixer_t5x_run),
-# which hosts must not share.
+# host over ssh. The command continues after the connection is closed. Its log, process id and exit code are in $RUN_DIR
+# (~/remixer_t5x_run), which hosts must not share.
 #
 #   worker.sh install EXTRAS [WHEEL]  installs the wheel (default: this checkout) with these extras into .venv, and Python
 #                                     if necessary; does nothing while the command runs

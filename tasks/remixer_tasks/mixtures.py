@@ -110,7 +110,7 @@ def count_examples(task: seqio.Task) -> float:
 
     # The sources in `sources.py` do not report their numbers of examples to seqio.
     count = getattr(task.source, 'count_examples', task.source.num_input_examples)
-    # The number of documents is not that of examples, and the denoisers of UL2 share a corpus.
+    # Pretraining examples are not documents, and UL2's denoisers share one corpus, so the number is unknown.
     number = None if isinstance(task, CorpusTask) else count(TRAIN)
     if number is None:
         raise UserError(

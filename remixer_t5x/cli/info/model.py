@@ -58,7 +58,7 @@ def print_cost_table(args: argparse.Namespace) -> None:
 
 
 def _load_macro_values(args: argparse.Namespace, *macros: str) -> list[Any]:
-    """Returns the values of macros. Raises UserError if a flag sets a macro of models that does not change MODEL."""
+    """Returns the values of macros. Raises UserError if a flag sets a model setting that the model does not read."""
     model_macros = {
         name
         for file, text in gin_files.read_shipped_files().items()

@@ -38,7 +38,7 @@ class Model:
 
     def generate(self, texts, seed=0):
         """Returns a list of (answer, score) for each text, best first; only sampling uses `seed`."""
-        # Random seeds of the rows, because calls with consecutive seeds must not share samples.
+        # Draw a random seed for each row, so that calls with consecutive values of `seed` do not share samples.
         seeds = np.random.default_rng(seed).integers(2**31, size=len(texts), dtype=np.int32)
         outputs = self._run_function('generate', self._tokenize(texts, 'inputs'), seeds)
         return [

@@ -156,7 +156,7 @@ class ComparedNumber:
         deviation: standard deviation of our results over seeds, or None for fewer than two seeds.
         published_difference: published difference from the baseline.
         difference: our mean difference from the baseline, over the seeds that both models have.
-        margin: half-width of the 90% confidence interval of `difference`; infinity if there is none (`t_interval`).
+        margin: half-width of the 90% confidence interval of `difference`; infinity if there is none (see `t_interval`).
         verdict: REPRODUCED, CONTRADICTED, NOT_SHOWN, DIFFERENT (only for parameters and FLOPs), or '' if a number is
             missing.
     """

@@ -31,8 +31,8 @@ from remixer_t5x.api.trained_model import TrainedModel
 from remixer_t5x.errors import root_cause_message
 from remixer_t5x.extras.serve.engine import NO_TOP_K, Engine, RequestRow, log
 
-# Seconds after which the server closes an idle connection. Clients such as OpenAI's reuse a connection for 5 seconds;
-# if the server closed it at that time, the next request could fail.
+# Seconds after which the server closes an idle connection. Clients such as OpenAI's reuse an idle connection for up to
+# 5 seconds; if the server closed it first, the next request could fail.
 KEEP_ALIVE_SECONDS = 75
 # Maximum size of a request in bytes, and maximum number of samples per prompt.
 MAX_BYTES, MAX_SAMPLES = 1 << 20, 128
@@ -180,7 +180,7 @@ async def serve(trained: TrainedModel, name: str, listener: socket.socket, batch
     engine = Engine(trained, batch_size, max_queue)
 
     class Server(uvicorn.Server):
-        """Finishes pending requests after a signal; exits immediately during compilation and at the second signal."""
+        """A server that finishes pending requests after a signal, but exits immediately unless its state is `ready`."""
 
         signal_number = 0
 

@@ -5,7 +5,7 @@ the tanh approximation of GELU, learned positions, and an output projection tied
 
 remixer_t5x ids are GPT-2 ids plus one, because GPT-2 has no padding token and id 0 is padding in remixer_t5x. The first
 row of the embedding table is zero. With `DecoderOnly.begin_id`, the model reads GPT-2's start token, `bos_token_id`, in
-place of id 0, and never predicts id 0.
+place of id 0 at the start of a sequence, and never predicts id 0.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ ATTENTION, LAYER = 'decoder/layer/scaled_attention', 'transformer.h.{}'
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gpt2(ModelFamily):
-    """A GPT-2 language model; texts begin with the Hugging Face id `bos_id` and end with `end_id`."""
+    """A GPT-2 language model; texts begin with the token `bos_id` and end with `end_id`, both Hugging Face ids."""
 
     model_types = ('gpt2',)
     hf_class = 'GPT2LMHeadModel'

@@ -101,7 +101,7 @@ class TracedModules:
 
 
 class CustomName(str):
-    """The name of a class or function outside of `remixer_t5x.models`, preceded by its module."""
+    """The qualified name, including the module, of a class or function outside of `remixer_t5x.models`."""
 
     __slots__ = ()
 
@@ -116,7 +116,7 @@ def read_module_settings(module: nn.Module) -> dict[str, Any]:
     settings: dict[str, Any] = {'class': _get_name(type(module))}
     for name, field in type(module).__dataclass_fields__.items():
         value = getattr(module, name)
-        # gin binds the arguments of a function with `functools.partial`.
+        # Functions from gin files are wrapped in `functools.partial`.
         function = getattr(value, 'func', value)
         value = _get_name(function) if inspect.isfunction(function) else value
         # All module fields of type `Rate` are dropout rates.

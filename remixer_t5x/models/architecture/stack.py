@@ -99,7 +99,7 @@ class Stack(nn.Module):
     Attributes:
         runs: pairs (layer factory, number of layers), one for each run, in order.
         position_bias: factory of a module (length, ctx) -> bias, or None. All attention sublayers without a separate
-            bias use it. The bias, described in `SequenceContext`, is the same for all rows of a batch.
+            bias use it. `SequenceContext` describes its shape; all rows of a batch share the bias in training.
         position_embedding: factory of a module (embed, ctx) -> [batch, length, embed], which is added to the stack's
             input, or None. Required if no sublayer depends on the order of tokens.
         remat_policy: which activations to save for the backward pass: `dots_remat`, `full_remat` or None (all).
