@@ -84,7 +84,7 @@ def test_report_and_load_read_a_bucket(finetuned, current_folder, tmp_path):  # 
     assert 'glue_cola_v002' in page and 'gs://bucket/tuned' in page
     trained = remixer_t5x.load('gs://bucket/tuned')
     assert trained.source == 'gs://bucket/tuned/checkpoints/4'
-    # In a new process, which imports TensorFlow.
+    # A new process, so that this command imports TensorFlow, whose log lines must not be printed.
     done = subprocess.run(
         [sys.executable, '-m', 'remixer_t5x.cli.main', 'report', 'gs://bucket/nowhere'],
         env=paths.environment(**finetuned.environment()), cwd=tmp_path, capture_output=True, text=True,

@@ -51,7 +51,7 @@ def test_examples_of_a_classifier_are_shown_and_unknown_labels_are_reported(own_
     assert 'LABELS must include the targets of own_pairs, got maybe; add ' in error and ']' not in error
 
 
-def test_a_mixture_of_text_pairs_is_shown_with_any_model_type(own_text, tmp_path, capsys):
+def test_a_mixture_of_text_pairs_is_shown_for_embedding_models(own_text, tmp_path, capsys):
     (tmp_path / 'rows.tsv').write_text('a\tb\tweight\nx\ty\t1\nz\tw\t0.5\nu\tv\t1\n')
     settings = ["--gin.INPUTS='{a}\\t{b}'", '--gin.TARGETS=weight', "--gin.MODEL_TYPE='embedding'", *CLASSIFIER[:1]]
     mixture = ['--gin_file=data/own_pairs.gin', '--gin_file=data/text_tasks.gin', '--gin.TASKS=[@text_pairs.task()]']

@@ -153,7 +153,7 @@ def test_an_exported_program_reads_and_writes_lines(monkeypatch, capsys, functio
             standalone.main()
 
 
-def test_answers_are_sampled_with_seeds_that_depend_on_the_seed_and_the_row(monkeypatch):
+def test_each_row_is_sampled_with_a_different_seed_for_every_seed_of_the_call(monkeypatch):
     drawn = []
     monkeypatch.setattr(standalone.Model, '__init__', lambda self: None)
     monkeypatch.setattr(standalone.Model, '_tokenize', lambda self, texts, side: texts)

@@ -219,7 +219,7 @@ def test_a_t5_whose_vocabulary_hugging_face_lacks_is_shared_with_the_vocabulary(
 
 
 @pytest.mark.parametrize('ends_inputs', [True, False])
-def test_a_shared_gpt2_ends_its_prompts_as_the_original(ends_inputs, tmp_path, capsys):
+def test_a_shared_gpt2_scores_like_the_original_with_and_without_end_tokens_in_prompts(ends_inputs, tmp_path, capsys):
     loaded = remixer_t5x.load(str(hf_folders.write_gpt2(tmp_path / 'gpt2')))
     trained = dataclasses.replace(loaded, ends_inputs=ends_inputs)
     saved = trained.save(tmp_path / 'saved')

@@ -193,7 +193,7 @@ def test_evaluation_reads_every_example_once(task):
 
 
 def test_a_mixture_of_tasks_that_are_only_evaluated_is_read(task, tiny):
-    """In T5, tasks that are only evaluated have rate 0, such as the only task of `wsc_dpr_simple_proportional` with
+    """In T5, tasks that are only evaluated have rate 0, such as the only task of `wsc_dpr_simple_proportional` that has
     the split 'validation'.
     """
     mixture = seqio.Mixture('only_evaluated', [(task, 0.0), (tiny.task('tiny_second', validation=9), 0.0)])

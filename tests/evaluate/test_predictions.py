@@ -93,7 +93,7 @@ def test_every_example_is_in_one_batch_that_is_long_enough(lengths, batch_size, 
         assert sizes.count(size) >= predictions.MIN_BATCHES_PER_SHAPE
 
 
-def test_inputs_have_the_length_of_training_if_outputs_depend_on_the_padded_length():
+def test_inputs_are_padded_to_the_full_length_if_outputs_depend_on_the_padded_length():
     files = ['models/fnet.gin', 'model_types/encoder_only.gin', 'sizes/tiny.gin']
     model = build_model(*files, VOCAB_SIZE=12, EMBED_DIM=16, NUM_ENCODER_LAYERS=1, NUM_DECODER_LAYERS=1, MLP_DIM=16)
     params = nn.unbox(model.init(jax.random.key(0), {'encoder_input_tokens': (1, 2)}))

@@ -133,7 +133,7 @@ def test_a_server_answers_like_infer_and_finishes_accepted_requests(served, run,
 
 
 def serve_slowly(method, command):
-    """Runs the command `serve` without compiling programs, and with an hour of sleep in a method of the engine."""
+    """Runs the command `serve` with an engine that compiles nothing, and whose method `method` sleeps for an hour."""
     from remixer_t5x.extras.serve.engine import Engine
 
     Engine._warm_up = lambda engine: None
@@ -141,7 +141,7 @@ def serve_slowly(method, command):
     return main(command)
 
 
-def test_a_signal_stops_a_server_that_compiles(run, tmp_path):
+def test_a_signal_stops_a_server_that_is_compiling(run, tmp_path):
     command = ['serve', str(run), '--port=0']
     process = real_processes.Process(serve_slowly, '_warm_up', command, output=tmp_path / 'log.txt')
     try:
@@ -154,7 +154,7 @@ def test_a_signal_stops_a_server_that_compiles(run, tmp_path):
         process.kill()
 
 
-def test_a_second_signal_stops_a_server_that_computes_a_batch(run, tmp_path):
+def test_a_second_signal_stops_a_server_that_is_computing_a_batch(run, tmp_path):
     command = ['serve', str(run), '--port=0']
     process = real_processes.Process(serve_slowly, '_run_model', command, output=tmp_path / 'log.txt')
     try:

@@ -139,7 +139,7 @@ def custom_pooling(hidden, ctx):
     return hidden[:, -1]
 
 
-def test_custom_code_is_not_exported_as_the_code_that_it_replaces():
+def test_custom_classes_and_functions_are_not_exported_as_those_of_this_package():
     custom_attention = functools.partial(SelfAttention, num_heads=4, head_dim=16)
     pooling = functools.partial(custom_pooling)
     models = {

@@ -218,7 +218,7 @@ def shapes_of(tree, prefix):
         yield from shapes_of(child, f'{prefix}{name}.')
 
 
-# Settings that the shapes of parameters or the submodules determine, and a setting that `to_config` rejects.
+# Settings that follow from the parameter shapes or submodules, and `base_embed_dim` of muP, which the export rejects.
 IMPLIED_SETTINGS = {
     *('axis', 'base_embed_dim', 'composition', 'decoder_stack', 'embed_dim', 'encoder_stack', 'features', 'first_norm'),
     *('head_dim', 'head_layer', 'hidden_dim', 'num_embeddings', 'outputs', 'parent', 'qk_norm', 'runs'),
@@ -228,7 +228,7 @@ IMPLIED_SETTINGS = {
 
 @pytest.mark.parametrize('name', [name for name in shipped_models.NAMES if name != 'tim_with_adapters'])
 def test_the_pytorch_code_reads_every_setting(name):
-    """Without this test, the export of a module with a new field would ignore the field without an error."""
+    """The PyTorch code would silently ignore a new field that it does not read."""
     names = {
         field
         for module in traced_modules.record_modules(shipped_models.model(name))[0].values()

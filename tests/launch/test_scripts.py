@@ -113,7 +113,7 @@ def test_each_type_of_tpu_has_its_software_version():
     ids=' '.join,
 )
 def test_invalid_numbers_are_rejected_before_anything_starts(words):
-    """The shell would evaluate them only after a crash, or treat them as the names of variables."""
+    """Without this check, bash would evaluate some of them only after a crash, or as names of variables."""
     output, error = run_script(*words, '--dry_run', *COMMAND, code=2)
     assert not output and error.startswith(f'error: {words[-1].partition("=")[0]}') and error.count('\n') == 1
 

@@ -43,7 +43,7 @@ def test_loss_and_gradients_equal_the_definition(z_loss, label_smoothing, chunk_
 
     def chunked(hidden, kernel):
         loss, sums = config(hidden, kernel, targets, weights, softcap)
-        # Both are the loss, and have its gradient.
+        # `loss` and `sums['loss']` are equal and have the same gradient, so this is half of the loss.
         return 0.2 * loss + 0.3 * sums['loss']
 
     def reference(hidden, kernel):

@@ -53,7 +53,7 @@ def test_means_are_computed_for_norms_learning_rate_and_cross_entropy():
     ]
     means = metrics.compute_means(window_of(steps))
     assert means['grad_norm'] == 2.0 and means['learning_rate'] == 0.25
-    # Sums of a custom model are means over targets, like the loss.
+    # Custom sums are averaged over targets, like the loss.
     assert means['custom'] == 1.5
     means = metrics.compute_means({'loss': 10.0, 'z_loss': 0.5, 'weights': 4.0, 'steps': 1.0})
     assert means['loss'] == 2.5 and means['cross_ent_loss'] == 9.5 / 4

@@ -80,7 +80,7 @@ def test_mixing_packed_examples_is_a_warning():
     assert 'no token reads padding or another example' in line
 
 
-def test_causal_mixing_of_prefixes_is_a_warning():
+def test_a_causal_mixer_in_a_prefix_language_model_is_a_warning():
     files = ('models/t5_1_1.gin', 'model_types/decoder_only.gin', 'sizes/tiny.gin')
     model = build_model(*files, **SMALL, DECODER_MIXER=causal_sum, DECODER_POSITION_BIAS=None, PREFIX_LM=True)
     (line,) = check_custom_sublayers(model)

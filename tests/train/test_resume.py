@@ -86,7 +86,7 @@ def test_a_run_that_is_killed_and_stopped_ends_bit_identical(training, uninterru
 
 
 def test_simultaneous_signals_save_the_run(training, tmp_path):
-    """The terminal sends SIGINT to a launcher and its run, and the launcher sends SIGTERM to the run."""
+    """As with Ctrl-C, if a launcher also sends SIGTERM to its run when it receives SIGINT."""
     settings = {**RUN, 'train_steps': 10**6, 'checkpoint_period': 10**6, 'eval_period': 10**6}
     folder = tmp_path / 'run'
     process = training.start(model_dir=str(folder), **settings)

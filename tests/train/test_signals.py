@@ -33,7 +33,7 @@ def test_the_first_signal_stops_the_run_and_the_second_exits(capfd, catch_exit, 
         assert stop.get_agreed_signal() == number.name
         with pytest.raises(preemption.EvaluationInterrupted):
             stop.raise_if_stopping()
-        # A launcher forwards a signal that the run has received too.
+        # A launcher may forward a signal that the run has also received directly.
         for repeated in (signal.SIGINT, signal.SIGTERM):
             signal.raise_signal(repeated)
         monkeypatch.setattr(preemption, 'REPEAT_SECONDS', 0.0)

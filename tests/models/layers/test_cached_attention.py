@@ -1,4 +1,4 @@
-"""Attention in a decoding step against plain attention."""
+"""Compares attention in a decoding step with plain attention."""
 
 import jax
 import jax.numpy as jnp
