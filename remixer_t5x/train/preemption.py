@@ -32,7 +32,8 @@ class EvaluationInterrupted(Exception):
 class StopSignalHandler:
     """Installs signal handlers for `get_stop_signals`.
 
-    The training loop must call `get_agreed_signal` after every step, and evaluations `check` before every batch.
+    The training loop must call `get_agreed_signal` after every step, and evaluations must call `raise_if_stopping`
+    before every batch.
     """
 
     def __init__(self) -> None:

@@ -10,9 +10,9 @@
 #   --dry_run       print the commands; DRY_RUN=1 does the same
 #
 # Adds hardware/gpu.gin to the command, after the file in experiments/ or else the first gin file, unless the command
-# already has a file in hardware/. Forwards SIGTERM to the run, which saves a checkpoint and exits with 143. The exit code
-# is that of the last attempt. Installs into .venv in this checkout. Relative paths in the command refer to the current
-# folder.
+# already has a file in hardware/. Forwards SIGTERM to the run, which saves a checkpoint and exits with 143. The exit
+# code is that of the last attempt. Installs into .venv in this checkout. Relative paths in the command refer to the
+# current folder.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 source scripts/launch/command_line.sh
