@@ -1,5 +1,6 @@
 """Records the modules of a model while Flax initializes it, so that all gin settings are resolved."""
 
+import dataclasses
 import inspect
 import math
 from typing import Any
@@ -114,8 +115,8 @@ def _get_name(code: Any) -> str:
 def read_module_settings(module: nn.Module) -> dict[str, Any]:
     """Returns the class of a module, and the plain values and function names of fields that determine its output."""
     settings: dict[str, Any] = {'class': _get_name(type(module))}
-    for name, field in type(module).__dataclass_fields__.items():
-        value = getattr(module, name)
+    for field in dataclasses.fields(module):
+        name, value = field.name, getattr(module, field.name)
         # Functions from gin files are wrapped in `functools.partial`.
         function = getattr(value, 'func', value)
         value = _get_name(function) if inspect.isfunction(function) else value
