@@ -10,7 +10,7 @@ import pickle  # noqa: TID251 (makes a malicious pickle, to show that it is not 
 
 import pytest
 
-from remixer_t5x.checkpoints import saved_params
+from remixer_t5x.checkpoints import checkpoint_paths, saved_params
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.evaluate import checkpoint_evaluation
 from remixer_t5x.interop import safetensors_files
@@ -68,7 +68,7 @@ READERS = {
     'weights': lambda path: safetensors_files.open_weights_folder(path.parent, 'AutoModel'),
     'safetensors': lambda path: safetensors_files.read_params(str(path)),
     'T5X checkpoint': lambda path: t5x_checkpoint.read_t5x_checkpoint(str(path.parent), {}),
-    'checkpoint': lambda path: saved_params.read_record(saved_params.find_checkpoint(str(path.parent / 'run'))),
+    'checkpoint': lambda path: saved_params.read_record(checkpoint_paths.find_checkpoint(str(path.parent / 'run'))),
 }
 
 

@@ -16,7 +16,7 @@ from etils import epath
 from remixer_t5x import lazy_imports
 from remixer_t5x.api.token_batches import check_lengths
 from remixer_t5x.api.trained_model import TrainedModel
-from remixer_t5x.checkpoints import compatibility, saved_params
+from remixer_t5x.checkpoints import checkpoint_paths, compatibility, saved_params
 from remixer_t5x.config import loading, reference_resolver, untrusted_gin
 from remixer_t5x.data import batch_formats, pipeline, task_vocabulary
 from remixer_t5x.devices.partition import Partitioner
@@ -94,7 +94,7 @@ def _load_folder(path: str, partitioner: Partitioner, vocabulary: str | None, tr
                 f'{folder} is not a folder; use a MODEL_DIR, a checkpoint, a Hugging Face folder, or hf://NAME for a '
                 'model on the Hub, or convert a .safetensors file with `convert --from_safetensors`'
             )
-        is_hugging_face = (folder / model_folders.CONFIG).is_file() and not saved_params.list_steps(
+        is_hugging_face = (folder / model_folders.CONFIG).is_file() and not checkpoint_paths.list_steps(
             folder / model_dir.CHECKPOINTS
         )
     is_shared = is_hugging_face and shared_folder.is_shared_folder(pathlib.Path(folder))
@@ -164,7 +164,7 @@ def get_abstract_params(model: Any, partitioner: Partitioner | None = None) -> A
 def find_checkpoint(path: str) -> str:
     """Returns the newest checkpoint at `path`, or the best checkpoint of a task if there is no other checkpoint."""
     try:
-        return str(saved_params.find_checkpoint(path, PATH_SETTING))
+        return str(checkpoint_paths.find_checkpoint(path, PATH_SETTING))
     except UserError:
         if not (best_checkpoints := checkpoint_ranking.find_best_checkpoints(path)):
             raise

@@ -17,7 +17,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
-from remixer_t5x.checkpoints import compatibility, durable_folders, saved_params
+from remixer_t5x.checkpoints import checkpoint_paths, compatibility, durable_folders, saved_params
 from remixer_t5x.data.prefetch import DataPosition
 from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError
@@ -52,7 +52,7 @@ class RunCheckpoints:
             self._manager.wait_until_finished()
         # List the folder instead of querying Orbax's manager, because the manager forgets the previous checkpoint when
         # a write starts, even if the write fails.
-        return saved_params.list_steps(self.folder)
+        return checkpoint_paths.list_steps(self.folder)
 
     def latest_step(self) -> int | None:
         """Returns the step of the newest complete checkpoint, or None if there is none."""
@@ -131,7 +131,7 @@ class RunCheckpoints:
     def _describe_newest_checkpoint(self) -> str:
         with contextlib.suppress(Exception):
             # List only complete checkpoints, because a failed write to a bucket may leave a folder with a step number.
-            if steps := saved_params.list_steps(self.folder):
+            if steps := checkpoint_paths.list_steps(self.folder):
                 return f'the checkpoint of step {steps[-1]} is kept'
         return 'there is no checkpoint yet'
 

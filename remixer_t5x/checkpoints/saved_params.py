@@ -10,8 +10,7 @@ import contextlib
 import hashlib
 import json
 import shlex
-import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -23,10 +22,10 @@ from flax import traverse_util
 from jax.sharding import NamedSharding, PartitionSpec
 
 from remixer_t5x import untrusted_files
-from remixer_t5x.checkpoints import compatibility, durable_folders, untrusted_checkpoints
+from remixer_t5x.checkpoints import checkpoint_paths, compatibility, durable_folders, untrusted_checkpoints
 from remixer_t5x.devices import collectives
 from remixer_t5x.devices.partition import Partitioner, unbox
-from remixer_t5x.errors import UserError, suggest_similar_name, to_one_line
+from remixer_t5x.errors import UserError, to_one_line
 from remixer_t5x.models import interface, lora
 from remixer_t5x.models.layers import dense
 from remixer_t5x.optim import parameter_averages, train_state
@@ -115,7 +114,7 @@ class SavedParams:
             return {}
         item = traverse_util.unflatten_dict(parameter_averages.select_saved_arrays(abstract, self._state), sep='/')
         with (
-            _report_removal(self.step),
+            checkpoint_paths.report_removal(self.step),
             wrap_checkpoint_errors(self.step, 'read'),
             ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader,
         ):
@@ -153,20 +152,6 @@ def wrap_checkpoint_errors(path: epath.Path, operation: str) -> Iterator[None]:
         if operation == 'read' and isinstance(error, AttributeError | KeyError | TypeError | json.JSONDecodeError):
             reason = f'one of its metadata files is damaged ({type(error).__name__}: {reason}); {UNREADABLE_ADVICE}'
         raise UserError(f'the checkpoint at {path} cannot be {operation}: {reason}') from error
-
-
-@contextlib.contextmanager
-def _report_removal(step: epath.Path) -> Iterator[None]:
-    """Replaces a UserError of the block if the checkpoint `step` has been removed while it was being read."""
-    try:
-        yield
-    except UserError as error:
-        if is_complete_checkpoint(step):
-            raise
-        raise UserError(
-            f'the checkpoint at {step} was removed while it was being read, probably because its run keeps only the '
-            'newest checkpoints (KEEP_CHECKPOINTS); run the same command again, or use a checkpoint in best/'
-        ) from error
 
 
 def verify_checkpoint_files(folder: epath.Path) -> None:
@@ -278,110 +263,14 @@ def get_abstract_params(model: Any, batch_shapes: Any, partitioner: Partitioner)
     )
 
 
-def find_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> epath.Path:
-    """Returns `path` if it is a checkpoint folder, or the newest checkpoint in a MODEL_DIR or its `checkpoints` folder.
-
-    Raises UserError if there is no checkpoint. `setting` is the text before the path in the error message.
-    """
-    start = model_dir.to_absolute_path(path)
-    with object_store.wrap_read_errors(start):
-        for folder in (start, start / model_dir.CHECKPOINTS):
-            if is_complete_checkpoint(folder):
-                return folder
-            if steps := list_steps(folder):
-                return folder / str(steps[-1])
-    siblings = [child.name for child in (start.parent.iterdir() if start.parent.is_dir() else ()) if child.is_dir()]
-    raise UserError(
-        f'{setting} {start} does not contain a checkpoint{suggest_similar_name(start.name, siblings)}; use the '
-        'MODEL_DIR of a run that has saved a checkpoint, or one of the folders in its `checkpoints` folder'
-    )
-
-
-def list_steps(folder: epath.Path) -> list[int]:
-    """Returns the steps of the complete checkpoints in `folder`, in ascending order."""
-    with object_store.wrap_read_errors(folder):
-        if not folder.is_dir():
-            return []
-        names = [
-            child.name
-            for child in folder.iterdir()
-            if durable_folders.is_step_name(child.name) and is_complete_checkpoint(child)
-        ]
-    return sorted(map(int, names))
-
-
-def is_complete_checkpoint(step: epath.Path) -> bool:
-    """Returns whether the folder `step` is a complete checkpoint."""
-    # In a bucket, the folder of an incomplete checkpoint already has its final name.
-    return (step / 'state').exists() and ocp.utils.is_checkpoint_finalized(step)
-
-
-def find_checkpoints(paths: str) -> list[epath.Path]:
-    """Returns the checkpoint folder of each path in the comma-separated list `paths`.
-
-    Raises UserError if two checkpoints have the same step, because their evaluation results would be indistinguishable.
-    """
-    checkpoints = [find_checkpoint(path.strip(), 'CHECKPOINT_PATH') for path in paths.split(',') if path.strip()]
-    steps = [folder.name for folder in checkpoints]
-    if not steps or len({*steps}) < len(steps):
-        raise UserError(
-            f'CHECKPOINT_PATH must list one or more checkpoints, each of a different step, got {paths!r}; evaluate '
-            'checkpoints of the same step with separate commands'
-        )
-    return checkpoints
-
-
-def follow_checkpoints(
-    path: str, timeout: float, until: int | None = None, skipped: Collection[int] = (), poll: float = 10.0
-) -> Iterator[epath.Path]:
-    """Yields the checkpoints of a MODEL_DIR in ascending order, and waits for new checkpoints.
-
-    Stops after step `until`, or if no checkpoint appears for `timeout` seconds. Skips the steps in `skipped` and all
-    checkpoints that are deleted before they can be yielded. Raises UserError if no checkpoint appears at all.
-    """
-    run = model_dir.to_absolute_path(path)
-    seen: set[int] = set()
-    quiet_since = time.monotonic()
-    while True:
-        folder = run if list_steps(run) else run / model_dir.CHECKPOINTS
-        new_step = next((step for step in list_steps(folder) if step not in seen), None)
-        if new_step is not None:
-            seen.add(new_step)
-            if new_step not in skipped:
-                yield folder / str(new_step)
-            quiet_since = time.monotonic()
-        if until is not None and seen and max(seen) >= until:
-            return
-        if new_step is None:
-            if time.monotonic() - quiet_since >= timeout:
-                break
-            time.sleep(min(poll, timeout))
-    if not seen:
-        # Raises a UserError that suggests the most similar name.
-        find_checkpoint(path, 'CHECKPOINT_PATH')
-
-
-def wait_until_removed(step: epath.Path, timeout: float = 60.0) -> bool:
-    """Waits until the folder `step` is no longer a complete checkpoint. Returns False after `timeout` seconds.
-
-    A run deletes an old checkpoint file by file, so reading the checkpoint may fail while it still seems complete.
-    """
-    deadline = time.monotonic() + timeout
-    while is_complete_checkpoint(step):
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(1.0)
-    return True
-
-
 def open_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> SavedParams:
     """Verifies the checkpoint at `path`, or the newest one in a MODEL_DIR, and reads the run record, but no arrays.
 
     Raises UserError if the checkpoint is missing or damaged, or if the base of its adapters cannot be found.
     """
-    step = find_checkpoint(path, setting)
+    step = checkpoint_paths.find_checkpoint(path, setting)
     model_dir.check_checkpoint_path(step)
-    with _report_removal(step):
+    with checkpoint_paths.report_removal(step):
         verify_checkpoint_files(step)
         if collectives.is_distributed():
             collectives.check_same_on_processes({f'the checkpoint {step}': fingerprint_checkpoint(step)})
@@ -392,7 +281,7 @@ def open_checkpoint(path: str, setting: str = 'INITIAL_CHECKPOINT_PATH') -> Save
 def _open_base_checkpoint(step: epath.Path, record: Mapping[str, Any]) -> SavedParams:
     file = step.parent.parent / BASE_FILE
     try:
-        base = find_checkpoint(str(read_base_path(step)), f'{file} refers to a base checkpoint, but')
+        base = checkpoint_paths.find_checkpoint(str(read_base_path(step)), f'{file} refers to a base checkpoint, but')
     except UserError as error:
         if BASE_SOURCE_KEY not in record:
             raise

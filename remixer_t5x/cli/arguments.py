@@ -208,10 +208,10 @@ def _find_checkpoint_config(args: argparse.Namespace) -> tuple[list[str], list[t
         return [], flags
     file = None if folder is None else model_dir.find_gin_file(folder)
     if file is None:
-        from remixer_t5x.checkpoints import saved_params
+        from remixer_t5x.checkpoints import checkpoint_paths
 
         # Raises a UserError that suggests the most similar path if there is no checkpoint.
-        saved_params.find_checkpoint(first, '--checkpoint')
+        checkpoint_paths.find_checkpoint(first, '--checkpoint')
         return [], flags
     if not getattr(args, 'process_index', None):
         print(f'no --gin_file is given: reading {file}', file=sys.stderr)

@@ -19,7 +19,7 @@ from flax import traverse_util
 from remixer_t5x import lazy_imports
 from remixer_t5x.api import saved_models
 from remixer_t5x.api.model_building import build_model
-from remixer_t5x.checkpoints import compatibility, durable_folders, saved_params
+from remixer_t5x.checkpoints import checkpoint_paths, compatibility, durable_folders, saved_params
 from remixer_t5x.cli import arguments
 from remixer_t5x.cli.console import print_labeled_line
 from remixer_t5x.config import loading
@@ -74,7 +74,7 @@ def write_model_dir(
 def restore_params(checkpoint: str, model: Model, vocabulary: Any) -> Any:
     """Reads the parameters of a checkpoint, after checking the vocabulary size."""
     task_vocabulary.check_vocabulary_size('VOCABULARY', vocabulary, model.vocab_size)
-    print_labeled_line('reading', str(saved_params.find_checkpoint(checkpoint, '--checkpoint')))
+    print_labeled_line('reading', str(checkpoint_paths.find_checkpoint(checkpoint, '--checkpoint')))
     record = task_vocabulary.get_vocabulary_record(vocabulary)
     params = saved_params.restore_params(checkpoint, saved_models.get_abstract_params(model), record, '--checkpoint')
     print_labeled_line('read', describe_params(params))
@@ -128,7 +128,7 @@ def _get_vocabulary_folder(file: pathlib.Path) -> epath.Path:
 
 def merge_adapters(args: argparse.Namespace) -> None:
     """Merges adapters into their base model (`--checkpoint=PATH --to=MODEL_DIR`)."""
-    _write_mean([str(saved_params.find_checkpoint(args.checkpoint, '--checkpoint'))], '--checkpoint', args.to)
+    _write_mean([str(checkpoint_paths.find_checkpoint(args.checkpoint, '--checkpoint'))], '--checkpoint', args.to)
 
 
 def average_checkpoints(args: argparse.Namespace) -> None:
@@ -136,7 +136,7 @@ def average_checkpoints(args: argparse.Namespace) -> None:
     paths = arguments.split_names(args.average)
     if len(paths) < 2:
         raise UserError(f'--average must list two or more checkpoints, got {args.average!r}; pass --average=A,B')
-    checkpoints = [str(saved_params.find_checkpoint(path, '--average')) for path in paths]
+    checkpoints = [str(checkpoint_paths.find_checkpoint(path, '--average')) for path in paths]
     print_labeled_line('averaging', f'{len(paths)} checkpoints: {", ".join(checkpoints)}')
     _write_mean(checkpoints, '--average', args.to)
 
@@ -174,7 +174,7 @@ def extract_adapters(args: argparse.Namespace) -> None:
     path = args.base or compatibility.parse_bindings(config).get('INITIAL_CHECKPOINT_PATH', 'None').strip('\'"')
     if path == 'None':
         raise UserError('the run started from random parameters, not from a checkpoint; pass --base=CHECKPOINT')
-    base = saved_params.find_checkpoint(path, '--base')
+    base = checkpoint_paths.find_checkpoint(path, '--base')
     base_params, base_record, _ = converted_checkpoint.read_checkpoint(str(base), '--base')
     base_arrays = traverse_util.flatten_dict(base_params, sep='/')
     arrays = traverse_util.flatten_dict(params, sep='/')
@@ -231,7 +231,7 @@ def convert_to_t5x(args: argparse.Namespace, model: Seq2Seq, vocabulary: Any) ->
     interface.require_model_type(model, batch_formats.ENCODER_DECODER, '--to_t5x')
     if not args.own_names:
         _check_t5x_network(model, vocabulary)
-    step = durable_folders.get_step(saved_params.find_checkpoint(args.checkpoint, '--checkpoint'))
+    step = durable_folders.get_step(checkpoint_paths.find_checkpoint(args.checkpoint, '--checkpoint'))
     t5x_checkpoint.check_folder_is_new(args.to_t5x, step)
     params = restore_params(args.checkpoint, model, vocabulary)
     checkpoint = t5x_checkpoint.write_t5x_checkpoint(args.to_t5x, params, step, bool(args.own_names))

@@ -109,7 +109,7 @@ def _evaluate_checkpoints(settings: CheckpointEvaluation, quantize: str | None =
     """Evaluates checkpoints. With `quantize`, rounds the weights first, and writes the results to a separate folder."""
     import jax
 
-    from remixer_t5x.checkpoints import saved_params
+    from remixer_t5x.checkpoints import checkpoint_paths, saved_params
     from remixer_t5x.evaluate import task_evaluation
     from remixer_t5x.evaluate.checkpoint_evaluation import (
         PREDICTIONS,
@@ -124,7 +124,7 @@ def _evaluate_checkpoints(settings: CheckpointEvaluation, quantize: str | None =
         raise UserError('--quantize works only in a single process; omit it, or use --process_count=1')
     if settings.follow is None:
         # Report a wrong path before reading examples.
-        saved_params.find_checkpoints(settings.checkpoint_path)
+        checkpoint_paths.find_checkpoints(settings.checkpoint_path)
     evaluator = CheckpointEvaluator(settings, submissions.get_file_name)
     for note in evaluator.notes:
         _print_on_first_process(note)

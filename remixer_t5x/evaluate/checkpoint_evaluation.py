@@ -17,7 +17,7 @@ import jax
 from etils import epath
 
 from remixer_t5x import ranges, untrusted_files
-from remixer_t5x.checkpoints import durable_folders, saved_params
+from remixer_t5x.checkpoints import checkpoint_paths, durable_folders, saved_params
 from remixer_t5x.data import batch_formats, task_vocabulary
 from remixer_t5x.devices import collectives, partition
 from remixer_t5x.errors import UserError
@@ -63,9 +63,9 @@ class CheckpointEvaluation:
     def find_checkpoint_folders(self, evaluated: Collection[int]) -> Iterator[epath.Path]:
         """Yields the same checkpoint folders on every process. Skips steps in `evaluated` if `follow` is set."""
         if self.follow is None:
-            folders = iter(saved_params.find_checkpoints(self.checkpoint_path))
+            folders = iter(checkpoint_paths.find_checkpoints(self.checkpoint_path))
         else:
-            folders = saved_params.follow_checkpoints(self.checkpoint_path, self.follow, self.until, evaluated)
+            folders = checkpoint_paths.follow_checkpoints(self.checkpoint_path, self.follow, self.until, evaluated)
         # The first process selects the checkpoint, because processes may see a new checkpoint at different times.
         folders = folders if jax.process_index() == 0 else iter(())
         while folder := collectives.broadcast(str(next(folders, ''))):
@@ -135,13 +135,13 @@ class CheckpointEvaluator:
     def restore_params(self, folder: epath.Path) -> Any:
         """Restores the parameters of a checkpoint. With `follow`, returns None if the checkpoint was removed."""
         may_disappear = self._settings.follow is not None
-        if may_disappear and collectives.broadcast(not saved_params.is_complete_checkpoint(folder)):
+        if may_disappear and collectives.broadcast(not checkpoint_paths.is_complete_checkpoint(folder)):
             return None
         try:
             return saved_params.restore_params(str(folder), self._abstract, self._vocabulary, 'CHECKPOINT_PATH')
-        except UserError:
+        except checkpoint_paths.CheckpointRemovedError:
             # With several processes, raise the error, because other processes may have read the checkpoint.
-            if may_disappear and jax.process_count() == 1 and saved_params.wait_until_removed(folder):
+            if may_disappear and jax.process_count() == 1:
                 return None
             raise
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from etils import epath
 
-from remixer_t5x.checkpoints import checkpoint_manager, saved_params
+from remixer_t5x.checkpoints import checkpoint_manager, checkpoint_paths, saved_params
 from remixer_t5x.devices import collectives
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate.task_evaluation import TaskReport
@@ -108,7 +108,7 @@ class BestCheckpoints:
         (name, value), folder = metric, self._folder / report.task
         known = None
         if not self._is_new or report.task in self._saved_tasks:
-            steps = saved_params.list_steps(folder)
+            steps = checkpoint_paths.list_steps(folder)
             known = collectives.broadcast(read_best_record(folder / str(steps[-1])) if steps else None)
         best = {'task': report.task, 'metric': name, 'value': value, 'step': step, 'evaluated': report.settings_hash}
         # Do not save on equal values, because a resumed run may evaluate the same step again.
@@ -119,7 +119,7 @@ class BestCheckpoints:
         ):
             return False
         record = {**self._record, BEST_FOLDER: best}
-        others = collectives.broadcast([other for other in saved_params.list_steps(folder) if other != step])
+        others = collectives.broadcast([other for other in checkpoint_paths.list_steps(folder) if other != step])
         try:
             checkpoint_manager.write_params(folder, step, params, record, others)
         except UserError as error:
@@ -137,7 +137,7 @@ def find_best_checkpoints(folder: str) -> dict[str, Mapping[str, Any]]:
     checkpoints: dict[str, Mapping[str, Any]] = {}
     best = model_dir.to_absolute_path(folder) / BEST_FOLDER
     for task in sorted(best.iterdir()) if best.is_dir() else []:
-        steps = saved_params.list_steps(task)
+        steps = checkpoint_paths.list_steps(task)
         with contextlib.suppress(UserError):
             if steps:
                 path = task / str(steps[-1])

@@ -18,7 +18,7 @@ import jax
 from etils import epath
 
 from remixer_t5x import ranges, untrusted_files
-from remixer_t5x.checkpoints import compatibility, saved_params
+from remixer_t5x.checkpoints import checkpoint_paths, compatibility, saved_params
 from remixer_t5x.data import batch_formats, fingerprint, task_vocabulary
 from remixer_t5x.devices import collectives, partition
 from remixer_t5x.errors import UserError
@@ -222,7 +222,7 @@ class TextInference:
 
     def find_checkpoint_folder(self) -> str:
         """Returns the folder of the checkpoint to use. All processes return the same folder."""
-        return collectives.broadcast(str(saved_params.find_checkpoint(self.checkpoint, 'CHECKPOINT_PATH')))
+        return collectives.broadcast(str(checkpoint_paths.find_checkpoint(self.checkpoint, 'CHECKPOINT_PATH')))
 
     def adapt_to_checkpoint(self, folder: str) -> 'TextInference':
         """Returns settings that append the end token as in training and use the saved lengths unless others are set."""

@@ -13,7 +13,7 @@ import jax
 from etils import epath
 from flax import traverse_util
 
-from remixer_t5x.checkpoints import checkpoint_manager, durable_folders, saved_params
+from remixer_t5x.checkpoints import checkpoint_manager, checkpoint_paths, durable_folders, saved_params
 from remixer_t5x.data import task_vocabulary
 from remixer_t5x.errors import UserError
 from remixer_t5x.models import lora
@@ -42,7 +42,7 @@ def create_model_dir(path: str | os.PathLike[str]) -> epath.Path:
     Raises UserError if the folder already contains checkpoints, or files that were not written by a run.
     """
     folder = model_dir.create_model_dir(path)
-    if steps := saved_params.list_steps(folder / model_dir.CHECKPOINTS):
+    if steps := checkpoint_paths.list_steps(folder / model_dir.CHECKPOINTS):
         raise UserError(f'{folder} already contains the checkpoint of step {steps[-1]}; use a new or empty folder')
     return folder
 

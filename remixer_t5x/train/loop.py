@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from etils import epath
 
-from remixer_t5x.checkpoints import checkpoint_manager, saved_params
+from remixer_t5x.checkpoints import checkpoint_manager, checkpoint_paths
 from remixer_t5x.data import batch_formats, prefetch
 from remixer_t5x.evaluate import checkpoint_ranking
 from remixer_t5x.run_folder import metrics, model_dir
@@ -47,8 +47,8 @@ def train(
     folder, checkpoints_path = run.folder, model_dir.to_absolute_path(run.folder.model_dir) / model_dir.CHECKPOINTS
     # Check the path of the initial checkpoint first, because preparing programs and data is slow. A resumed run does
     # not read the initial checkpoint.
-    if folder.initial_checkpoint_path and not saved_params.list_steps(checkpoints_path):
-        saved_params.find_checkpoint(folder.initial_checkpoint_path)
+    if folder.initial_checkpoint_path and not checkpoint_paths.list_steps(checkpoints_path):
+        checkpoint_paths.find_checkpoint(folder.initial_checkpoint_path)
     # XLA compiles the train step in a thread while this thread opens the data.
     programs = compilation.CompiledPrograms(run)
     data = run_setup.RunData(run)

@@ -10,7 +10,7 @@ import pytest
 import tensorstore as ts
 from etils import epath
 
-from remixer_t5x.checkpoints import durable_folders, saved_params, untrusted_checkpoints
+from remixer_t5x.checkpoints import checkpoint_paths, durable_folders, saved_params, untrusted_checkpoints
 from remixer_t5x.interop import converted_checkpoint
 from tests.support.error_lines import error_message
 
@@ -94,7 +94,7 @@ def test_a_folder_with_a_noncanonical_number_is_not_a_step(saved, tmp_path, name
     folder = epath.Path(tmp_path / 'run')
     shutil.copytree(saved.parent.parent, folder)
     (folder / 'checkpoints' / name / 'state').mkdir(parents=True)
-    assert saved_params.list_steps(folder / 'checkpoints') == [7]
+    assert checkpoint_paths.list_steps(folder / 'checkpoints') == [7]
     assert converted_checkpoint.read_checkpoint(str(folder))[2] == 7
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from remixer_t5x.checkpoints import saved_params
+from remixer_t5x.checkpoints import checkpoint_paths
 from remixer_t5x.errors import UserError
 from remixer_t5x.run_folder import model_dir
 from tests.support import paths
@@ -70,15 +70,15 @@ def test_a_run_killed_during_an_upload_ends_bit_identical(training, local_store,
     local_store.clear_faults()
     checkpoints = model_dir.to_absolute_path(MODEL_DIR) / model_dir.CHECKPOINTS
     # Step 20 is not complete, although its folder exists.
-    assert (checkpoints / '20' / 'state').exists() and saved_params.list_steps(checkpoints) == [10]
+    assert (checkpoints / '20' / 'state').exists() and checkpoint_paths.list_steps(checkpoints) == [10]
     with pytest.raises(UserError, match='20 does not contain a checkpoint'):
-        saved_params.find_checkpoint(f'{checkpoints}/20')
+        checkpoint_paths.find_checkpoint(f'{checkpoints}/20')
 
     code, output = train(training, local_store)
     assert code == 0, output
     copy = local_store.copy('bucket', PREFIX, tmp_path / 'copy')
     assert difference(copy, uninterrupted, RUN['train_steps']) is None
-    assert saved_params.list_steps(checkpoints) == [10, 20, 30]
+    assert checkpoint_paths.list_steps(checkpoints) == [10, 20, 30]
     # A bucket contains the same files as a folder, except for the lock.
     names = {name.split('/')[2] for name in local_store.names('bucket', f'{PREFIX}/')} - {''}
     assert names == {path.name for path in uninterrupted.iterdir()} - {'run.lock'}
@@ -130,4 +130,4 @@ def test_bucket_errors_are_one_line(local_store, monkeypatch):
     # Reading requires the network but not the library.
     monkeypatch.setenv('https_proxy', 'http://127.0.0.1:9')
     with pytest.raises(UserError, match='gs://bucket/runs/first cannot be read: .*Could not connect'):
-        saved_params.find_checkpoint(MODEL_DIR)
+        checkpoint_paths.find_checkpoint(MODEL_DIR)

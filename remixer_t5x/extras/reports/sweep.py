@@ -111,14 +111,14 @@ class Sweep:
         A run with fewer TRAIN_STEPS than the configuration will be continued. Raises UserError if TRAIN_STEPS has
         decreased, or if another setting, except those in `ignored`, or the training or evaluation data has changed.
         """
-        from remixer_t5x.checkpoints import compatibility, saved_params
+        from remixer_t5x.checkpoints import checkpoint_paths, compatibility
         from remixer_t5x.config import loading
         from remixer_t5x.extras.reports.run_records import RecordedRun
 
         config, flag = folder / model_dir.CONFIG, f'--gin.MODEL_DIR={folder}'
         is_finished = any(flag in command for command in self._finished)
         # A run that failed before its first checkpoint starts again, with other settings if they have changed.
-        has_results = is_finished or saved_params.list_steps(epath.Path(folder) / model_dir.CHECKPOINTS)
+        has_results = is_finished or checkpoint_paths.list_steps(epath.Path(folder) / model_dir.CHECKPOINTS)
         if not has_results or not config.is_file():
             return
         texts = untrusted_files.read_text(config, 'restore it, or remove it'), loading.get_config_text()
@@ -198,13 +198,13 @@ class Sweep:
 
 def _describe_data_change(folder: pathlib.Path) -> str | None:
     """Describes the difference between the data of the loaded configuration and that of the newest checkpoint."""
-    from remixer_t5x.checkpoints import saved_params
+    from remixer_t5x.checkpoints import checkpoint_paths, saved_params
     from remixer_t5x.config import reference_resolver
     from remixer_t5x.data import fingerprint, pipeline
     from remixer_t5x.evaluate import task_examples
 
     checkpoints = epath.Path(folder) / model_dir.CHECKPOINTS
-    if not (steps := saved_params.list_steps(checkpoints)):
+    if not (steps := checkpoint_paths.list_steps(checkpoints)):
         return None
     record = saved_params.read_record(checkpoints / str(steps[-1]))
     dataset = reference_resolver.call_configured(pipeline.DatasetConfig, 'train')

@@ -6,7 +6,7 @@ import types
 import jax
 import pytest
 
-from remixer_t5x.checkpoints import saved_params
+from remixer_t5x.checkpoints import checkpoint_paths, saved_params
 from remixer_t5x.errors import UserError
 from remixer_t5x.evaluate.checkpoint_evaluation import CheckpointEvaluator
 from tests.support import saved_run
@@ -27,7 +27,7 @@ def test_a_path_selects_a_checkpoint_or_the_newest_complete_one_of_a_run(tmp_pat
     (tmp_path / 'b' / 'checkpoints' / '10').mkdir()
     (tmp_path / 'b' / 'checkpoints' / '12.orbax-checkpoint-tmp' / 'state').mkdir(parents=True)
     paths = f'{tmp_path}/a/checkpoints/5, {tmp_path}/a, {tmp_path}/b/checkpoints'
-    assert names(saved_params.find_checkpoints(paths)) == ['5', '100', '7']
+    assert names(checkpoint_paths.find_checkpoints(paths)) == ['5', '100', '7']
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_wrong_path_raises_an_error(tmp_path, path, line):
     save(tmp_path / 'run', 5, 100)
     paths = ','.join(f'{tmp_path}/{part}' for part in path.split(','))
     with pytest.raises(UserError) as error:
-        saved_params.find_checkpoints(paths)
+        checkpoint_paths.find_checkpoints(paths)
     assert line in str(error.value)
 
 
@@ -80,24 +80,25 @@ class FakeTime:
 def test_following_yields_each_new_checkpoint_once(tmp_path, monkeypatch):
     save(tmp_path, 10)
     later = iter((20, 30))
-    monkeypatch.setattr(saved_params, 'time', FakeTime(lambda: save(tmp_path, next(later))))
-    assert names(saved_params.follow_checkpoints(str(tmp_path), timeout=20, until=30, poll=0.01)) == ['10', '20', '30']
+    monkeypatch.setattr(checkpoint_paths, 'time', FakeTime(lambda: save(tmp_path, next(later))))
+    followed = checkpoint_paths.follow_checkpoints(str(tmp_path), timeout=20, until=30, poll=0.01)
+    assert names(followed) == ['10', '20', '30']
 
 
 def test_following_skips_evaluated_steps_and_ends_after_the_timeout(tmp_path, monkeypatch):
     save(tmp_path, 10, 20, 30)
     clock = FakeTime()
-    monkeypatch.setattr(saved_params, 'time', clock)
-    assert names(saved_params.follow_checkpoints(str(tmp_path), timeout=0.1, skipped={10, 30}, poll=0.01)) == ['20']
+    monkeypatch.setattr(checkpoint_paths, 'time', clock)
+    assert names(checkpoint_paths.follow_checkpoints(str(tmp_path), timeout=0.1, skipped={10, 30}, poll=0.01)) == ['20']
     assert clock.now == pytest.approx(0.1, abs=0.02)
 
 
 @pytest.mark.parametrize('is_removed', [True, False])
 def test_following_skips_a_checkpoint_that_is_being_removed_but_not_a_damaged_one(tmp_path, monkeypatch, is_removed):
     """Some files of the checkpoint are missing when the evaluation reads it."""
-    save(tmp_path, 10)
-    folder = saved_params.find_checkpoint(str(tmp_path))
-    monkeypatch.setattr(saved_params, 'time', FakeTime(folder.rmtree if is_removed else lambda: None))
+    save(tmp_path, 10, 20)
+    folder = checkpoint_paths.find_checkpoint(f'{tmp_path}/checkpoints/10')
+    monkeypatch.setattr(checkpoint_paths, 'time', FakeTime(folder.rmtree if is_removed else lambda: None))
     settings = types.SimpleNamespace(follow=1.0)
     evaluator = types.SimpleNamespace(_settings=settings, _abstract={}, _vocabulary=None)
     if is_removed:
@@ -105,3 +106,19 @@ def test_following_skips_a_checkpoint_that_is_being_removed_but_not_a_damaged_on
     else:
         with pytest.raises(UserError, match='is damaged: run/metadata is missing'):
             CheckpointEvaluator.restore_params(evaluator, folder)
+
+
+def test_an_unreadable_folder_does_not_hide_the_error_of_reading_a_checkpoint(tmp_path, monkeypatch):
+    save(tmp_path, 10)
+    folder = checkpoint_paths.find_checkpoint(str(tmp_path))
+
+    def raise_error(_):
+        raise OSError('no network')
+
+    def verify(_):
+        monkeypatch.setattr(checkpoint_paths, 'is_complete_checkpoint', raise_error)
+        raise UserError('gs://bucket cannot be read')
+
+    monkeypatch.setattr(saved_params, 'verify_checkpoint_files', verify)
+    with pytest.raises(UserError, match='cannot be read'):
+        saved_params.open_checkpoint(str(folder))
