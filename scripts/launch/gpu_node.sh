@@ -9,8 +9,8 @@
 #   --restarts=N    restart after a crash, at most N times (default 3); the run resumes from its last checkpoint
 #   --dry_run       print the commands; DRY_RUN=1 does the same
 #
-# Adds hardware/gpu.gin to the command, after the file in experiments/ or else the first gin file, unless the command
-# already has a file in hardware/. Forwards SIGTERM to the run, which saves a checkpoint and exits with 143. The exit
+# Adds hardware/gpu.gin to the command, unless the command already has a file in hardware/: after the last gin file that
+# includes a file in experiments/ or hardware/, or else after the first gin file. Forwards SIGTERM to the run, which saves a checkpoint and exits with 143. The exit
 # code is that of the last attempt. Installs into .venv in this checkout. Relative paths in the command refer to the
 # current folder.
 set -euo pipefail
@@ -39,14 +39,17 @@ count="$(ask "${gpus:-8}" bash -c 'nvidia-smi --list-gpus | wc -l')"
 gpus="${gpus:-$count}"
 (( gpus <= count )) || fail "--gpus must be at most $count, as nvidia-smi lists, got $gpus; pass --gpus=$count"
 
-# Later gin files override earlier ones: hardware/gpu.gin must override the hardware file that an experiment includes,
-# but not the user's files. Without gin files, eval and infer read the config.gin of the run.
+# Later gin files override earlier ones: hardware/gpu.gin must override the hardware file that another file includes, but
+# not the user's settings. Without gin files, eval and infer read the config.gin of the run.
+includes_hardware() {
+    grep -qsE "^include .*(experiments|hardware)/" "$1" "$OLDPWD/$1" "configs/$1"
+}
 position='' hardware='' previous=''
 for index in "${!COMMAND[@]}"; do
     word="${COMMAND[index]}"
     if [[ "$word" == --gin_file=* || "$previous" == --gin_file ]]; then
         [[ ! "$word" =~ (^|[=/])hardware/[^/]+\.gin$ ]] || hardware="$word"
-        [[ -n "$position" && "$word" != *experiments/* ]] || position=$((index + 1))
+        if [[ -z "$position" ]] || includes_hardware "${word#--gin_file=}"; then position=$((index + 1)); fi
     fi
     previous="$word"
 done

@@ -217,14 +217,20 @@ def test_slurm_shell_outlives_the_signal_of_a_preemption(programs, tmp_path):
     assert programs.calls()[-1] == 'scontrol requeue 7'
 
 
-def test_gpu_node_dry_run():
+def test_gpu_node_dry_run(tmp_path):
     install, started, _ = dry('gpu_node.sh', '--gpus=8')
     assert install == ['env', 'VENV=.venv', 'scripts/launch/worker.sh', 'install', 'gpu']
     assert started[:2] == ['env', 'CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7']
     assert started[3:] == [*COMMAND[1:3], '--gin_file=hardware/gpu.gin', *COMMAND[3:]]
-    # The user's gin files override hardware/gpu.gin, which overrides the hardware of an experiment.
-    out, _ = run_script('gpu_node.sh', '--gpus=8', '--dry_run', *COMMAND, '--gin_file', 'mine.gin')
-    assert re.findall(r'[\w/]+\.gin', out) == ['experiments/python_docs.gin', 'hardware/gpu.gin', 'mine.gin']
+    # The user's gin files override hardware/gpu.gin, which overrides the hardware that an included file sets.
+    (tmp_path / 'experiments').mkdir()
+    mine, recipe = tmp_path / 'experiments/mine.gin', tmp_path / 'recipe.gin'
+    mine.write_text("DTYPE = 'float32'\n")
+    recipe.write_text("include 'experiments/python_docs.gin'\n")
+    for first in ('experiments/python_docs.gin', str(recipe)):
+        command = [*COMMAND[:2], '--gin_file=data/own_text.gin', '--gin_file', first, f'--gin_file={mine}']
+        out, _ = run_script('gpu_node.sh', '--gpus=8', '--dry_run', *command)
+        assert re.findall(r'[^= ]+\.gin', out) == ['data/own_text.gin', first, 'hardware/gpu.gin', str(mine)]
     # A gin file in hardware/ replaces the default; another path that contains hardware/ does not.
     for flag, added in (('--gin.MODEL_DIR=/data/hardware/run', 1), ('--gin_file=configs/hardware/cpu.gin', 0)):
         out, _ = run_script('gpu_node.sh', '--gpus=8', '--dry_run', *COMMAND, flag)
