@@ -30,6 +30,7 @@ from starlette.routing import Route
 from remixer_t5x.api.trained_model import TrainedModel
 from remixer_t5x.errors import root_cause_message
 from remixer_t5x.extras.serve.engine import NO_TOP_K, Engine, RequestRow, log
+from remixer_t5x.train.preemption import REPEAT_SECONDS
 
 # Seconds after which the server closes an idle connection. Clients such as OpenAI's reuse an idle connection for up to
 # 5 seconds; if the server closed it first, the next request could fail.
@@ -180,15 +181,20 @@ async def serve(trained: TrainedModel, name: str, listener: socket.socket, batch
     engine = Engine(trained, batch_size, max_queue)
 
     class Server(uvicorn.Server):
-        """A server that finishes pending requests after a signal, but exits immediately unless its state is `ready`."""
+        """A server that finishes pending requests after a signal, but exits immediately unless its state is `ready`.
 
-        signal_number = 0
+        As in training, signals within REPEAT_SECONDS of the first are ignored.
+        """
+
+        signal_number, signal_time = 0, -math.inf
 
         def handle_exit(self, sig: int, frame: Any) -> None:
+            if time.monotonic() - self.signal_time < REPEAT_SECONDS:
+                return
             if engine.state != 'ready':
                 # Otherwise, Python would wait for the thread that compiles a program or computes a batch.
                 os._exit(128 + sig)
-            self.signal_number, engine.state = sig, 'stopping'
+            self.signal_number, self.signal_time, engine.state = sig, time.monotonic(), 'stopping'
 
         async def on_tick(self, counter: int) -> bool:
             is_drained = engine.state == 'stopping' and not engine.waiting
