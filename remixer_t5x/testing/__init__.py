@@ -155,12 +155,13 @@ def _describe_read_tokens(name: str, fixture: SublayerFixture, packed: bool, pre
     """Describes which tokens a custom sublayer reads; raises UserError if a decoder's sublayer reads later tokens."""
     test = f'test it with remixer_t5x.testing.check_sublayer({name})'
     leaks: Any = []
-    advice = f'read {"ctx.segment_ids" if packed else "ctx.is_token"}, and '
+    advice = ''
     try:
         if fixture.is_decoder:
             leaks = np.argwhere(np.triu(fixture.compute_position_influence((LENGTH,)), 1))
         if not len(leaks):
             sublayer_contract.check_rows(fixture)
+            advice = f'read {"ctx.segment_ids" if packed else "ctx.is_token"}, and '
             if packed:
                 sublayer_contract.check_packing(fixture)
             sublayer_contract.check_padding(fixture)

@@ -40,6 +40,12 @@ class TokenWise(nn.Module):
         return Dense(x.shape[-1], (axes.EMBED, axes.MLP), name='out')(x)
 
 
+class RollRows(nn.Module):
+    @nn.compact
+    def __call__(self, x, ctx):
+        return jnp.roll(x, 1, axis=0)
+
+
 class Fails(nn.Module):
     @nn.compact
     def __call__(self, x, ctx):
@@ -69,6 +75,11 @@ def test_decoder_that_reads_later_tokens_raises(macros):
 def test_reading_padding_is_a_warning():
     (line,) = check_custom_sublayers(make_model(ENCODER_MIXER=padding_sum, ENCODER_POSITION_BIAS=None))
     assert line.startswith('Sum in the encoder: warning') and 'padding' in line
+
+
+def test_mixing_rows_is_a_warning_without_advice_on_padding():
+    (line,) = check_custom_sublayers(make_model(ENCODER_MIXER=RollRows, ENCODER_POSITION_BIAS=None))
+    assert 'warning: the output of a row in another batch differs' in line and 'is_token' not in line
 
 
 def test_mixing_packed_examples_is_a_warning():
