@@ -109,6 +109,10 @@ def run(args: argparse.Namespace) -> int:
         search = _run_setting_search(runs, runner) if len(runs.settings) > 1 else None
         if search:
             best = {model: search.find_best_setting(model) for model in search.values}
+            diverged = [model for model in runs.models if model not in best]
+            notes += [
+                f'{model} is not compared, because no run of its search has a finite result' for model in diverged
+            ]
         # Runs are ordered by seed, so that a stopped sweep has the same number of runs for each model.
         cells = [runs.build_cell(model, setting, seed) for seed in runs.seeds for model, setting in best.items()]
         runner.run(cells)

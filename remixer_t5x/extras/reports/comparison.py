@@ -86,7 +86,10 @@ def collect_search_results(cells: Sequence[SweepCell], runs: Mapping[SweepCell, 
         if value is not None and math.isfinite(value):
             values.setdefault(cell.model, {})[cell.setting] = value
     if not values:
-        raise UserError('--over needs an evaluation to choose the best setting; set EVAL_PERIOD to a number of steps')
+        raise UserError(
+            '--over requires a run with a finite evaluation result to choose the best setting, got none; set '
+            'EVAL_PERIOD to a number of steps, or use lower learning rates'
+        )
     return SettingSearch(measure, sign, cells, values)
 
 

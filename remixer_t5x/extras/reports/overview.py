@@ -41,14 +41,21 @@ def summarize_run(run: RecordedRun) -> RunOverview:
     losses = run.select_metric_points(TRAIN, 'loss')
     speeds = [value for _, value in run.select_metric_points(TRAIN, 'tokens_per_second')]
     # Both losses are read from the first evaluation that reports them.
-    held_out, constant = (
-        next((points for kind in run.list_evaluation_names() if (points := run.select_metric_points(kind, number))), [])
+    (held_out_kind, held_out), (_, constant) = (
+        next(
+            (
+                (kind, points)
+                for kind in run.list_evaluation_names()
+                if (points := run.select_metric_points(kind, number))
+            ),
+            ('', []),
+        )
         for number in ('loss', 'constant_loss')
     )
     if held_out and any(
         record.step > held_out[-1][0] and record.numbers.get('loss', 0.0) is None
         for record in run.records
-        if record.kind != TRAIN
+        if record.kind == held_out_kind
     ):
         # If the last held-out loss is not finite, the run has no result, even if earlier held-out losses are finite.
         held_out = []
@@ -160,7 +167,7 @@ def _list_metrics(groups: Sequence[RunGroup]) -> list[tuple[str, list[str]]]:
     for kind, record in (item for records in latest for item in records.items()):
         names.setdefault(kind, {}).update(dict.fromkeys(select_task_metrics(record)))
     # If `remixer-t5x eval` uses the same split as the run, identical results have two names; only the first is shown.
-    run_splits = {'eval', *(run.evaluated_split for group in groups for run in group.runs)}
+    run_splits = {'eval', *(str(run.evaluated_split) for group in groups for run in group.runs)}
     unique: dict[tuple[object, ...], str] = {}
     for kind in names:
         numbers = [records[kind].numbers if kind in records else None for records in latest]

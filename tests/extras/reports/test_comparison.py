@@ -49,10 +49,12 @@ def test_the_best_setting_has_the_lowest_held_out_loss():
 def test_a_setting_whose_last_held_out_loss_is_not_finite_is_not_selected():
     runs = {cell('t5', rate): run(rate, 0, loss) for rate, loss in (('1', 1.0), ('2', 2.0))}
     diverged = runs[cell('t5', '1')]
-    last = MetricsRecord('held_out', 20, {'loss': None}, {})
-    runs[cell('t5', '1')] = dataclasses.replace(diverged, records=[*diverged.records, last])
-    results = comparison.collect_search_results(list(runs), runs)
-    assert results.values == {'t5': {(('LEARNING_RATE', '2'),): 2.0}}
+    values = {}
+    for kind in (diverged.list_evaluation_names()[0], 'held_out/another_task'):
+        last = MetricsRecord(kind, 20, {'loss': None}, {})
+        runs[cell('t5', '1')] = dataclasses.replace(diverged, records=[*diverged.records, last])
+        values[kind] = comparison.collect_search_results(list(runs), runs).values['t5']
+    assert [list(by_setting.values()) for by_setting in values.values()] == [[2.0], [1.0, 2.0]]
 
 
 def test_task_settings_are_selected_by_the_mean_validation_metric_if_it_is_finite():
