@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import math
 import os
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -68,7 +69,7 @@ def check_bucket_accessible(folder: epath.Path) -> None:
 @contextlib.contextmanager
 def wrap_read_errors(path: str | os.PathLike[str]) -> Iterator[None]:
     """Converts disk and bucket errors to a UserError that explains why `path` cannot be read."""
-    if is_remote(path) and importlib.util.find_spec('tensorflow'):
+    if is_remote(path) and 'tensorflow' not in sys.modules and importlib.util.find_spec('tensorflow'):
         # Otherwise, etils would import TensorFlow without discarding its log output.
         lazy_imports.import_tensorflow()
     try:
