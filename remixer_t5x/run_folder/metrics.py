@@ -74,7 +74,7 @@ def compute_means(totals: Mapping[str, float]) -> dict[str, float]:
     averages = {}
     for name, value in totals.items():
         if name in STEP_METRICS:
-            averages[name] = value / totals[NUM_STEPS]
+            averages[name] = value / totals.get(NUM_STEPS, 1.0)
         elif name not in (*COUNT_METRICS, *LAST_VALUE_METRICS, NUM_STEPS, SKIPPED):
             averages[MEAN_NAMES.get(name, name)] = value / weights if weights else math.nan
     averages.setdefault('loss', math.nan)

@@ -39,7 +39,7 @@ class Model:
     def generate(self, texts, seed=0):
         """Returns a list of (answer, score) for each text, best first; only sampling uses `seed`."""
         # Draw a random seed for each row, so that calls with consecutive values of `seed` do not share samples.
-        seeds = np.random.default_rng(seed).integers(2**31, size=len(texts), dtype=np.int32)
+        seeds = np.random.default_rng(seed % 2**32).integers(2**31, size=len(texts), dtype=np.int32)
         outputs = self._run_function('generate', self._tokenize(texts, 'inputs'), seeds)
         return [
             [(self.decode(ids), float(score)) for ids, score in zip(tokens, scores, strict=True)]
