@@ -19,11 +19,12 @@ given_path() {
     if [[ "$1" == /* ]]; then echo "$1"; else echo "$OLDPWD/$1"; fi
 }
 
-# check_number OPTION VALUE [MINIMUM]: fails unless the value is an integer of at least MINIMUM (default 1).
+# check_number OPTION VALUE [MINIMUM]: fails unless the value is an integer from MINIMUM (default 1) to 999999999, without
+# leading zeros.
 check_number() {
     local minimum="${3:-1}"
     if [[ ! "$2" =~ ^(0|[1-9][0-9]{0,8})$ ]] || (( $2 < minimum )); then
-        fail "$1 must be an integer of at least $minimum, got '$2'; pass $1=$minimum"
+        fail "$1 must be an integer from $minimum to 999999999, got '$2'; pass $1=$minimum"
     fi
 }
 
