@@ -74,8 +74,7 @@ def attend_to_sequence(
         mask = build_sequence_visibility(ctx, window).build_mask()
     else:
         mask = jnp.atleast_2d(cache.visible_positions(key_slots.shape[axis], ctx, window))[:, None, None]
-    key_slots = key_slots if key_slots.ndim == 3 else jnp.swapaxes(key_slots, 2, 3)
-    return attend_decoding_step(query, key_slots, value_slots, mask, expand_bias(bias), softcap)
+    return attend_decoding_step(query, transpose_keys(key_slots), value_slots, mask, expand_bias(bias), softcap)
 
 
 def attend_to_memory(
@@ -101,7 +100,7 @@ def attend_to_memory(
         value, key = project_value(), project('key')
         _sow_attention_weights(module, query, key, visibility, None, softcap)
         return attention(query, key, value, visibility, None, ctx.attention, softcap)
-    key = module.variable('cache', 'memory_key', lambda: memory_key_to_cache_layout(project('key'))).value
+    key = module.variable('cache', 'memory_key', lambda: transpose_keys(to_cache_layout(project('key'))[0])).value
     value = module.variable('cache', 'memory_value', lambda: to_cache_layout(project_value())[0]).value
     return attend_decoding_step(query, key, value, visibility.build_mask(), None, softcap)
 
@@ -130,12 +129,8 @@ def to_cache_layout(x: jax.Array) -> tuple[jax.Array, int]:
     return jnp.swapaxes(x, 1, 2), 2
 
 
-def memory_key_to_cache_layout(x: jax.Array) -> jax.Array:
-    """Converts cross-attention keys [batch, length, heads, kv] to the cache layout, or to [batch, heads, kv, length].
-
-    The second layout is used on CPUs and GPUs.
-    """
-    key, _ = to_cache_layout(x)
+def transpose_keys(key: jax.Array) -> jax.Array:
+    """Converts heads-first keys to [batch, heads, kv, length] for `attend_decoding_step`; others are unchanged."""
     return key if key.ndim == 3 else jnp.swapaxes(key, 2, 3)
 
 

@@ -18,10 +18,8 @@ def test_a_decoding_step_equals_plain_attention_in_both_cache_layouts(monkeypatc
     expected = jnp.einsum('bhqk,bkhd->bqhd', jax.nn.softmax(logits, axis=-1), value)
     for platform, dimensions in (('cpu', 4), ('tpu', 3)):
         monkeypatch.setattr(cached_attention, 'get_target_platform', lambda platform=platform: platform)
-        cached_key, cached_value = (
-            cached_attention.memory_key_to_cache_layout(key),
-            cached_attention.to_cache_layout(value)[0],
-        )
+        cached_key, cached_value = (cached_attention.to_cache_layout(array)[0] for array in (key, value))
+        cached_key = cached_attention.transpose_keys(cached_key)
         assert cached_key.ndim == cached_value.ndim == dimensions
         mixed = cached_attention.attend_decoding_step(query, cached_key, cached_value, mask, bias)
         np.testing.assert_allclose(mixed, expected, rtol=1e-5, atol=1e-6)
