@@ -123,8 +123,8 @@ def _wait_until_removed(step: epath.Path, timeout: float = 10.0) -> bool:
     deadline = time.monotonic() + timeout
     # If the folder cannot be read, the error of the caller states the reason.
     with contextlib.suppress(UserError, *lazy_imports.get_file_error_types()):
+        is_newest = durable_folders.get_step(step) >= max(list_steps(step.parent), default=0)
         while is_complete_checkpoint(step):
-            is_newest = durable_folders.get_step(step) >= max(list_steps(step.parent), default=0)
             if is_newest or time.monotonic() >= deadline:
                 return False
             time.sleep(1.0)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from remixer_t5x import lazy_imports, ranges
 from remixer_t5x.cli import console
-from remixer_t5x.cli.info.model import load_macro_values, resolve_feature_lengths
+from remixer_t5x.cli.info.model import load_model_macros, resolve_feature_lengths
 from remixer_t5x.costs import step_memory
 from remixer_t5x.costs.step_memory import StepMemory, StepSpec, format_gibibytes
 from remixer_t5x.data import batch_formats
@@ -60,7 +60,7 @@ _print = functools.partial(console.print_with_rich, pipe_width=110)
 
 def read_step_spec(args: argparse.Namespace) -> tuple[StepSpec, Hardware]:
     """Reads the training step and its hardware from the gin files and flags of the command line."""
-    values = dict(zip(_MACROS, load_macro_values(args, *_MACROS, defaults=_DEFAULTS), strict=True))
+    values = dict(zip(_MACROS, load_model_macros(args, *_MACROS, defaults=_DEFAULTS), strict=True))
     model, size = values['MODEL'], values['BATCH_SIZE']
     ranges.check_setting('BATCH_SIZE', size, ranges.Count)
     lengths = resolve_feature_lengths(model.model_type, values['TASK_FEATURE_LENGTHS'])

@@ -41,7 +41,7 @@ WHOLE_MODEL, ENCODER_PART = 'whole model', 'encoder and embedding'
 
 def print_cost_table(args: argparse.Namespace) -> None:
     """Prints the costs of modules down to level `--depth`, the total costs, and the conventions for counting FLOPs."""
-    model, feature_lengths = load_macro_values(args, 'MODEL', *LENGTHS_MACRO)
+    model, feature_lengths = load_model_macros(args, 'MODEL', *LENGTHS_MACRO)
     lengths = resolve_feature_lengths(model.model_type, feature_lengths)
     count = model_counts.count_model_costs(model, lengths)
     parameters, training = count.total_parameters, count.training_flops
@@ -57,7 +57,7 @@ def print_cost_table(args: argparse.Namespace) -> None:
     )
 
 
-def load_macro_values(args: argparse.Namespace, *macros: str, defaults: Mapping[str, Any] = LENGTHS_MACRO) -> list[Any]:
+def load_model_macros(args: argparse.Namespace, *macros: str, defaults: Mapping[str, Any] = LENGTHS_MACRO) -> list[Any]:
     """Returns the values of macros. Raises UserError if a flag sets a model setting that the model does not read.
 
     With --model, settings of the replaced model are allowed, as in training.
@@ -202,7 +202,7 @@ def _count_shipped_model_costs(
 
 def print_sharding(args: argparse.Namespace) -> None:
     """Prints the sharding of each parameter. The devices need not be present."""
-    model, partitioner, devices, lengths = load_macro_values(args, 'MODEL', 'PARTITIONER', 'DEVICES', *LENGTHS_MACRO)
+    model, partitioner, devices, lengths = load_model_macros(args, 'MODEL', 'PARTITIONER', 'DEVICES', *LENGTHS_MACRO)
     described = dataclasses.replace(
         partitioner, devices=Hardware(devices=args.devices or devices).require_num_devices()
     )

@@ -40,18 +40,15 @@ class RunOverview:
 def summarize_run(run: RecordedRun) -> RunOverview:
     losses = run.select_metric_points(TRAIN, 'loss')
     speeds = [value for _, value in run.select_metric_points(TRAIN, 'tokens_per_second')]
-    # Both losses are read from the first evaluation that reports them.
-    (held_out_kind, held_out), (_, constant) = (
-        next(
-            (
-                (kind, points)
-                for kind in run.list_evaluation_names()
-                if (points := run.select_metric_points(kind, number))
-            ),
-            ('', []),
-        )
-        for number in ('loss', 'constant_loss')
-    )
+
+    def find_first_points(number: str) -> tuple[str, Sequence[tuple[int, float]]]:
+        """Returns the name of the first evaluation that reports `number`, and its points."""
+        for kind in run.list_evaluation_names():
+            if points := run.select_metric_points(kind, number):
+                return kind, points
+        return '', []
+
+    (held_out_kind, held_out), (_, constant) = map(find_first_points, ('loss', 'constant_loss'))
     if held_out and any(
         record.step > held_out[-1][0] and record.numbers.get('loss', 0.0) is None
         for record in run.records

@@ -200,9 +200,11 @@ async def serve(trained: TrainedModel, name: str, listener: socket.socket, batch
             is_drained = engine.state == 'stopping' and not engine.waiting
             return await super().on_tick(counter) or is_drained or worker.done()
 
-    options: dict[str, Any] = {'log_config': None, 'access_log': False, 'server_header': False, 'lifespan': 'off'}
+    options: dict[str, Any] = {
+        **{'log_config': None, 'access_log': False, 'server_header': False, 'lifespan': 'off'},
+        **{'timeout_graceful_shutdown': 10, 'timeout_keep_alive': KEEP_ALIVE_SECONDS},
+    }
     application = HttpApi(engine, name).build_application()
-    options |= {'timeout_graceful_shutdown': 10, 'timeout_keep_alive': KEEP_ALIVE_SECONDS}
     server = Server(uvicorn.Config(application, http='h11', ws='none', **options))
     host, port = listener.getsockname()[:2]
     address = f'[{host}]' if ':' in host else host
