@@ -71,7 +71,7 @@ def get_file_error_types() -> tuple[type[BaseException], ...]:
 def import_tensorflow() -> Any:
     """Imports TensorFlow and hides accelerators from it, even if TensorFlow has already been imported.
 
-    Discards the lines that TensorFlow prints during the import.
+    Discards TensorFlow's log output during the import.
     """
     if not verbose:
         set_log_levels()

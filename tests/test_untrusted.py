@@ -22,8 +22,8 @@ from tests.support.error_lines import error_message
 from tests.support.untrusted_inputs import Malicious
 
 ROOT = pathlib.Path(__file__).parents[1]
-# Files in which transformers loads the PyTorch code that this package has just written; model_folders.py passes on an
-# argument, which is False by default.
+# Files that let transformers run PyTorch code that this package has just written. In model_folders.py, this is an
+# argument whose default is False.
 PYTORCH_CODE_LOADERS = {
     *(f'remixer_t5x/interop/huggingface/{name}.py' for name in ('model_folders', 'pytorch_export')),
     *('tests/cli/test_convert_code.py', 'tests/interop/test_pytorch_export.py'),

@@ -19,8 +19,8 @@ FLAG = '--gin.'
 _PACKAGE = pathlib.Path(__file__).resolve().parents[1]
 # Files that error messages suggest first if more than one file sets a macro.
 _PREFERRED_FILES = ('models/t5_1_1.gin', 'sizes/tiny.gin', 'data/own_text.gin', 'hardware/cpu.gin', 'runs/pretrain.gin')
-# Files that error messages suggest last or not at all: experiments, which configure complete runs, and files that
-# commands load by default.
+# Files that error messages suggest only if there is no other file, or never: experiments, which configure complete
+# runs, and files that commands load by default.
 _LOW_PRIORITY_FILES = ('experiments/', 'defaults', 'runs/eval', 'runs/infer')
 # Advice for macros, settings and flags of T5X that have different names in remixer_t5x.
 T5X_NAMES: dict[str, dict[str, str]] = tomllib.loads((_PACKAGE / 'config/t5x_names.toml').read_text(encoding='utf-8'))

@@ -124,8 +124,7 @@ def compute_step_metrics(params: Params, batch: Batch, sums: Metrics, grads: Par
 
     The metrics are `sums`, `grad_norm` (of the normalized gradient, before clipping), `param_norm` (before the update),
     `non_padding_fraction`, and `nonfinite` (1.0 if the loss or the gradient is not finite).
-    `run_folder.metrics` lists the metrics that are not sums over targets; it divides all other
-    metrics by the number of targets.
+    `run_folder.metrics` lists the metrics that are not sums over targets, and divides sums by the number of targets.
     """
     grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(grad_norm) & jnp.isfinite(sums['loss'])

@@ -40,7 +40,7 @@ def to_absolute_path(path: str | os.PathLike[str]) -> epath.Path:
 
 
 def check_checkpoint_path(folder: epath.Path) -> None:
-    """Raises UserError if Orbax would interpret the path `folder` as a glob pattern or as another folder."""
+    """Raises UserError if Orbax would interpret `folder` as a glob pattern, or store arrays in another folder."""
     if re.search(r'[*?[]', os.fspath(folder)):
         raise UserError(f'{folder} must not contain *, ? or [, which Orbax interprets as a pattern; rename the folder')
     # TensorStore parses a bucket path as a URL and ignores the text after #, and Orbax resolves .. only for arrays, so

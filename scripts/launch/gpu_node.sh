@@ -10,9 +10,9 @@
 #   --dry_run       print the commands; DRY_RUN=1 does the same
 #
 # Adds hardware/gpu.gin to the command, unless the command already has a file in hardware/: after the last gin file that
-# includes a file in experiments/ or hardware/, or else after the first gin file. Forwards SIGTERM to the run, which saves a checkpoint and exits with 143. The exit
-# code is that of the last attempt. Installs into .venv in this checkout. Relative paths in the command refer to the
-# current folder.
+# includes a file in experiments/ or hardware/, or else after the first gin file. Forwards SIGTERM to the run, which saves a
+# checkpoint and exits with 143. The exit code is that of the last attempt. Installs into .venv in this checkout. Relative
+# paths in the command refer to the current folder.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 source scripts/launch/command_line.sh

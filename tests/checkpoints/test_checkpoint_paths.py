@@ -64,7 +64,7 @@ def test_a_checkpoint_that_its_run_removes_while_it_is_read_is_not_called_damage
 
 
 class FakeTime:
-    """Replaces `time`: `sleep` returns at once, after calling `on_sleep`."""
+    """A substitute for the module `time`, whose `sleep` calls `on_sleep` and returns immediately."""
 
     def __init__(self, on_sleep=lambda: None):
         self.now, self._on_sleep = 0.0, on_sleep

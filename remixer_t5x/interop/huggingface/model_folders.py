@@ -151,9 +151,10 @@ def write_model_folder(
 
 
 def write_files(folder: pathlib.Path, files: Mapping[str, Any], arrays: Mapping[str, np.ndarray], dtype: str) -> None:
-    """Writes JSON files (a dict from paths to contents) and weights, converted to `dtype`, to `folder`.
+    """Writes JSON files and weights to `folder`. `files` maps file names to contents.
 
-    Adds `dtype` to config.json. The name of a weight in a subfolder starts with `subfolder/`.
+    Converts the weights to `dtype`, which is added to config.json. The name of a weight in a subfolder starts with
+    `subfolder/`.
     """
     for name, content in files.items():
         content = {**content, 'dtype': dtype, 'torch_dtype': dtype} if name == CONFIG else content

@@ -52,7 +52,7 @@ def values_at_prompt_end(values: jax.Array, ctx: SequenceContext, count: int = 1
     """
     if ctx.cache_slots is None:
         return jnp.zeros((values.shape[0], count, *values.shape[2:]), values.dtype)
-    # In `padded`, the `count` tokens before token i are at [i, i + count).
+    # padded[:, i : i + count] contains the `count` tokens before token i.
     padded = jnp.pad(values, ((0, 0), (count, 0), *((0, 0),) * (values.ndim - 2)))
     last = jnp.maximum(jnp.sum(ctx.is_token, axis=1) - 1, 0)
     return jax.vmap(lambda row, start: jax.lax.dynamic_slice_in_dim(row, start, count))(padded, last)

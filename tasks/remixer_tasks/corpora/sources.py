@@ -35,7 +35,7 @@ _DTYPES = {TEXT: tf.string, TEXTS: tf.string, INTEGER: tf.int64, REAL: tf.float3
 
 
 class CorpusTask(seqio.Task):
-    """A task whose source is a corpus. `order` is added to the seed for reading its cache, as in sources."""
+    """A task on a corpus. Adds `order` to the seed that shuffles its cache; the source adds it to its own seeds."""
 
     def __init__(self, *args: Any, order: int, **kwargs: Any):
         self._order = order
